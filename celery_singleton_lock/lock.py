@@ -269,7 +269,7 @@ class Lock:
             if isinstance(answer, Conflict) and patience != 0:
                 if running_loop() is not None:
                     raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
-                answer = hold.lease.wait(answer, patience)
+                answer = hold.lease.wait(patience)
             return self._taken(hold, answer)
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.

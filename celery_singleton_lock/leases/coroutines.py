@@ -9,11 +9,11 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_singleton_lock.errors import SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.line import LONGEST_START, pause_after
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _THREADS = 8
-# Seconds for which it waits until its channel is heard, so that the release of which it is told finds it.
-_LONGEST_START = 2.0
-# Seconds between two looks where no channel is heard.
-_LOOK_EVERY = 1.0
 # By process: after a fork the threads are the parent's.
 _pools: dict[int, ThreadPoolExecutor] = {}
 
@@ -42,7 +38,7 @@ async def acquire(lease: "Holding", patience: float | None) -> Verdict:
     try:
         answer = await requests.ask(lease.acquire)
         if isinstance(answer, Conflict) and patience != 0:
-            answer = await _wait(lease, answer, patience, requests)
+            answer = await _wait(lease, patience, requests)
             if not isinstance(answer, Grant):
                 await requests.make(requests.give_back)
     except BaseException:
@@ -67,9 +63,10 @@ def release_soon(lease: "Holding") -> None:
         background.submit(lease.give_back)
 
 
-async def _wait(lease: "Holding", conflict: Conflict, patience: float | None, requests: "_Requests") -> Verdict:
-    began_at = clock()
-    channel = f"{lease.key}:{lease.claim.token}"
+async def _wait(lease: "Holding", patience: float | None, requests: "_Requests") -> Verdict:
+    give_up_at = clock() + (float("inf") if patience is None else patience)
+    lease.stand_in_line()
+    channel = lease.claim.channel
     listener = lease.store.listener
 
     def end() -> None:
@@ -79,13 +76,12 @@ async def _wait(lease: "Holding", conflict: Conflict, patience: float | None, re
     bell = _Bell(end)
     try:
         listener.add(channel, bell.ring)
-        await bell.wait(_LONGEST_START if patience is None else min(_LONGEST_START, patience))
-        ask = partial(lease.store.take_turn, lease.claim)
-        while True:
-            answer = await requests.ask(partial(lease.ask_turn, ask, conflict, began_at, patience))
-            if not isinstance(answer, float):
-                return answer
-            await bell.wait(min(answer, _LOOK_EVERY) if bell.is_broken else answer)
+        await bell.wait(min(LONGEST_START, lease.claim.patience, give_up_at - clock()))
+        answer = await requests.ask(lease.acquire)
+        while pause := pause_after(answer, lease.claim, give_up_at, is_deaf=bell.is_deaf):
+            await bell.wait(pause)
+            answer = await requests.ask(lease.acquire)
+        return answer
     finally:
         listener.remove(channel)
 
@@ -142,8 +138,8 @@ class _Requests:
 class _Bell:
     """Wakes a coroutine, from any thread, also while it does not sleep; *is_gone* is called if its loop was closed."""
 
-    is_broken = True
-    """It may be rung by nobody, or in vain."""
+    is_deaf = True
+    """It may be rung by nobody."""
 
     def __init__(self, is_gone: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -152,7 +148,7 @@ class _Bell:
 
     def ring(self, what: str) -> None:
         def note() -> None:
-            self.is_broken = what == DEAF
+            self.is_deaf = what == DEAF
             self._rung.set()
 
         try:

@@ -21,7 +21,6 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -41,6 +40,7 @@ from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.line import LONGEST_START, Bell, pause_after
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Renewal, Verdict
@@ -55,6 +55,8 @@ _DRIFT_FLOOR = 0.002
 _LATE_BOUND = 1.0
 # Seconds in which a process that is killed for its loss tells of it.
 _LAST_WORDS = 1.0
+# Of a ttl, in which who waits here asks at least once: for so long its turn is kept if it does not.
+_TURN_LASTS = 3
 
 
 class State(IntEnum):
@@ -179,47 +181,34 @@ class Holding:
         if isinstance(answer, Grant):
             self._begin(answer)
             return answer
-        self.go_to(NEW)
+        self.go_to(QUEUED if self.claim.waits_here else NEW)
         if isinstance(answer, Conflict):
             self.refused_at = self.refused_at or answer.at
         return answer
 
-    def wait(self, conflict: Conflict, timeout: float | None = None) -> Verdict:
-        """Queue for it, first come, first served, until it is ours or *timeout* seconds are over; errors as `acquire`.
+    def stand_in_line(self) -> None:
+        """From now on, have a turn in the queue if it is refused, at the place of its first refusal."""
+        self.claim.waits_here = True
+        self.claim.turn_for = _TURN_LASTS * self.ttl
+        self.claim.rank = self.refused_at
 
-        The holder's release wakes the next in the queue. If the holder has died, the waiter wakes at its deadline.
+    def wait(self, timeout: float | None = None) -> Verdict:
+        """After a refusal, wait in line for it, until it is ours or *timeout* seconds are over; errors as `acquire`.
+
+        The holder's release calls the next in line. If the holder has died, the first find that at its deadline.
 
         Returns:
-            Unless it is granted, *conflict*, with its times moved to now, or what the store has answered a copy;
-            `release` gives the turn back, as after an exception.
+            The last answer. Unless it is a grant, `release` gives the turn back, as after an exception.
         """
-        began_at = clock()
-        with self.store.waiter(self.claim) as waiter:
-            while True:
-                answer = self.ask_turn(waiter.ask, conflict, began_at, timeout)
-                if not isinstance(answer, float):
-                    return answer
-                waiter.sleep(answer)
-
-    def ask_turn(
-        self, ask: Callable[[], Verdict | float], conflict: Conflict, began_at: float, timeout: float | None
-    ) -> Verdict | float:
-        """Keep its turn in the queue, and take it if it has come; else return how many seconds to sleep at most.
-
-        *ask* asks for it, see `Waiter.ask`. Once *timeout* seconds are over, the answer is that of `wait`.
-        """
-        self.go_to(ASKING)
-        answer = ask()
-        if isinstance(answer, Grant):
-            self._begin(answer)
+        give_up_at = clock() + (float("inf") if timeout is None else timeout)
+        self.stand_in_line()
+        with Bell(self.store, self.claim.channel) as bell:
+            bell.wait(min(LONGEST_START, self.claim.patience, give_up_at - clock()))
+            answer = self.acquire()
+            while pause := pause_after(answer, self.claim, give_up_at, is_deaf=bell.is_deaf):
+                bell.wait(pause)
+                answer = self.acquire()
             return answer
-        self.go_to(QUEUED)
-        if timeout is None or not isinstance(answer, float):
-            return answer
-        waited = clock() - began_at
-        if waited >= timeout:
-            return replace(conflict, at=conflict.at + round(waited * 1_000_000))
-        return min(answer, timeout - waited)
 
     def _begin(self, grant: Grant) -> None:
         self.grant = grant

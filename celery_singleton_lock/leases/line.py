@@ -1,7 +1,10 @@
-"""The line of those that wait elsewhere than in this process's hands: it listens for their turns, and calls them.
+"""Waiting in line for a lock, and the life of a turn.
 
-A turn in the line of a lock goes through these states. A script writes each of them, on the clock of the store, and
-whoever is named here has asked for that script:
+A `Lock`, or a run in its slot, hears a `Bell` and asks for the lock again by itself. The run of a message cannot ask
+before it has begun. So the main process that has the message keeps a `Line`, which listens, looks whether the turn of
+the message has come, and lets the message go to the pool.
+
+A turn goes through these states. A script writes them, by the clock of the store; the last column says who calls it:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -23,24 +26,28 @@ whoever is named here has asked for that script:
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-From the moment at which a turn is UNHEARD, others are called in its place, and it keeps its place: whenever its message
-is back, it goes before all that were refused later. For two seconds more it goes before calls that were never refused.
+The turn of a process begins as WAITING, because the process listens before it asks.
 
-Nothing depends on a call that is heard. Of each lock the first here looks by itself: every two seconds if it is among
-the next few, or if nobody can listen, and otherwise once in a ttl. So a lost call, or a holder that has died, costs
-seconds, and a crowd costs little.
+While a turn is UNHEARD, others are called in its place. The turn keeps its place: once its message is back, it goes
+before all that were refused later. For two seconds a missed turn also goes before calls that were never refused.
+
+A call may be lost, or a holder may die. So the first turn here of each lock looks without being called: every two
+seconds if it is among the next few, or if nobody can listen, and otherwise once in a ttl.
 """
 
+import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from heapq import nsmallest
+from typing import Self
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Place
+from celery_singleton_lock.stores.records import Claim, Conflict, Place, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -76,6 +83,10 @@ _SOON = 2.0
 # After one has come by itself, the next one may be due as well.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
+# A poll takes no more than 24 days at once.
+_LONGEST_SLEEP = 3600.0
+LONGEST_START = 2.0
+"""Seconds for which one that waits here does not ask until it listens, so that the release finds it."""
 
 
 @dataclass(eq=False)
@@ -90,10 +101,6 @@ class InLine:
     store: Store
     claim: Claim
     gives_up_at: float
-
-    @property
-    def channel(self) -> str:
-        return f"{self.claim.key}:@{self.claim.facts.task_id}"
 
 
 @dataclass(eq=False)
@@ -116,6 +123,56 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
     return claim.rank, claim.facts.published, claim.facts.task_id
 
 
+def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
+    """Seconds until one that is not called before looks by itself."""
+    if place.ahead < _NEXT_FEW:
+        # A cool-down ends to the moment, and so does the lease of a holder that has died.
+        return min(_SOON, max(_SHORTEST, place.free_in))
+    return _SOON if is_deaf else ttl
+
+
+def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
+    """Seconds until one that waits in this process asks again if it is not called before; 0.0 if it has its answer."""
+    if not isinstance(answer, Conflict) or answer.is_own:
+        return 0.0
+    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl, is_deaf=is_deaf)))
+
+
+class Bell:
+    """Wakes a thread or a greenlet as its turn is called, also while it does not sleep; a signal wakes it as well."""
+
+    is_deaf = True
+    """It may be rung by nobody."""
+
+    def __init__(self, store: Store, channel: str) -> None:
+        self._store = store
+        self._channel = channel
+
+    def __enter__(self) -> Self:
+        self._hears, self._rings = socket.socketpair()
+        self._rings.setblocking(False)
+        self._store.listener.add(self._channel, self._ring)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.listener.remove(self._channel)
+        self._rings.close()
+        self._hears.close()
+
+    def _ring(self, text: str) -> None:
+        """In the thread of the listener, native even where threads are greenlets; it must not wait."""
+        self.is_deaf = text == DEAF
+        # A pair that is full wakes all the same, and one that is closed wakes nobody any more.
+        with suppress(OSError):
+            self._rings.send(b".")
+
+    def wait(self, seconds: float) -> None:
+        """Return once it has been rung since the last time, and at the latest after *seconds*."""
+        self._hears.settimeout(min(max(seconds, _SHORTEST), _LONGEST_SLEEP))
+        with suppress(TimeoutError):
+            self._hears.recv(4096)
+
+
 class Line:
     """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call.
 
@@ -136,10 +193,10 @@ class Line:
 
     def _add(self, one: InLine) -> None:
         lock = self._locks.setdefault((one.store, one.claim.key), _OfOneLock())
-        ones = lock.by_channel.setdefault(one.channel, [])
+        ones = lock.by_channel.setdefault(one.claim.channel, [])
         ones.append(one)
         if len(ones) == 1:
-            one.store.listener.add(one.channel, partial(self._heard, lock, ones))
+            one.store.listener.add(one.claim.channel, partial(self._heard, lock, ones))
             # In case that nothing is heard, for whatever reason.
             self._look_within(lock, _SOON)
         else:
@@ -148,13 +205,13 @@ class Line:
     def _remove(self, one: InLine) -> None:
         where = one.store, one.claim.key
         lock = self._locks.get(where, _OfOneLock())
-        ones = lock.by_channel.get(one.channel, [])
+        ones = lock.by_channel.get(one.claim.channel, [])
         if one not in ones:
             return
         ones.remove(one)
         if not ones:
-            del lock.by_channel[one.channel]
-            one.store.listener.remove(one.channel)
+            del lock.by_channel[one.claim.channel]
+            one.store.listener.remove(one.claim.channel)
         if not lock.by_channel:
             del self._locks[where]
 
@@ -171,7 +228,7 @@ class Line:
             self.thread.put(partial(self._look, lock, one))
 
     def _look(self, lock: _OfOneLock, one: InLine) -> None:
-        if one not in lock.by_channel.get(one.channel, ()):
+        if one not in lock.by_channel.get(one.claim.channel, ()):
             return
         pause = _SOON
         try:
@@ -188,10 +245,7 @@ class Line:
         if place.comes or place.at >= one.gives_up_at:
             self._call(one)
             return _AT_ONCE
-        if place.ahead < _NEXT_FEW:
-            # A cool-down ends to the moment, and so does the lease of a holder that has died.
-            return min(_SOON, max(_SHORTEST, place.free_in))
-        return _SOON if lock.is_deaf else one.claim.ttl
+        return _pause_of(place, one.claim.ttl, is_deaf=lock.is_deaf)
 
     def _call(self, one: InLine) -> None:
         """In any thread; if two do it in one moment, its message is taken once all the same."""

@@ -136,20 +136,20 @@ class Wait(Policy):
     occupies_a_slot = True
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:
-        """Queue, unless the calling code has the lock."""
+        """Wait in line, unless the calling code has the lock."""
         if held_here(run.key) is not None or has_locked(run.key):
             return conflict
         with _waiting_in_place(run, conflict.first):
-            return run.lease.wait(conflict, min(_waiting_left(run, conflict), longest_wait(run)))
+            return run.lease.wait(min(_waiting_left(run, conflict), longest_wait(run)))
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Give up, or requeue it to wait again, because each delivery has its full time limit."""
         if not run.can_be_requeued or _waiting_left(run, conflict) < REFUSED.first:
             _raise_held(run, conflict.first)
         if run.lease.unreleased:
-            # Give back its turn, or the requeued message would queue behind it.
+            # The turn ends with this process. The message comes back to its place by its first refusal.
             run.lease.release()
-        _requeue(run, conflict)
+        _requeue(run, replace(conflict, rank=0))
 
 
 class NextRun(Requeues):

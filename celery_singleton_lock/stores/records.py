@@ -51,13 +51,19 @@ class Claim:
     asked: bool = False  # before, to be the successor
     asked_early: bool = False  # by its publishing only, so its message is not back in the broker yet
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
-    turn_for: float = 0.0  # for how long its message keeps a turn if it is refused
+    turn_for: float = 0.0  # for how long it has a turn if it is refused
+    waits_here: bool = False  # in this process, which listens; otherwise its message has the turn
     rank: int = 0  # of its turn: the moment of its first refusal, as the store counts it; 0 if it has none
     patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
     def marker(self) -> str:
         return marker_of(self.facts.task_id, self.message)
+
+    @property
+    def channel(self) -> str:
+        """Where its turn is called."""
+        return f"{self.key}:{self.token if self.waits_here else f'@{self.facts.task_id}'}"
 
 
 def lock_name_of(key: str) -> str:
@@ -180,7 +186,9 @@ class Conflict:
     successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
-    rank: int = 0  # of the turn that its message keeps, for a claim with `turn_for`; 0 for none
+    rank: int = 0  # of its turn, for a claim with `turn_for`; 0 if it has none
+    ahead: int = 0  # how many turns are before it; 0 if the first was called, and may not come
+    free_in: float = float("inf")  # seconds until a place is free, if nobody renews
 
     @property
     def first(self) -> Holder:

@@ -20,6 +20,7 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP, Operate
+from tests.contract.asking import Waiter
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server, free_port
@@ -164,7 +165,7 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
     store.mark_queued(key, "id-q", 60.0, limit=0, cooldown=30.0)
-    with store.waiter(claim(key, "id-w", "w")) as waiter:
+    with Waiter(store, claim(key, "id-w", "w")) as waiter:
         waiter.ask()
         shown = json.loads(operate("show", key, "--json").stdout)
         said = operate("show", key).stdout

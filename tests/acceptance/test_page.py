@@ -29,6 +29,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP, Operate
 from tests.browsing import Visitor
+from tests.contract.asking import Waiter
 from tests.servers import Server, free_port
 from tests.waiting import until
 
@@ -83,7 +84,7 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
     held, queued = tasks.skipped.lock_key_for("k"), tasks.refused.lock_key_for("k")
     store.acquire(claim(held, "id-1"))
     store.mark_queued(queued, "id-q", 60.0, limit=0, cooldown=0.0)
-    waits, lock = store.waiter(claim(held, "id-w", token="w")), store.waiter(claim(held, token="l"))
+    waits, lock = Waiter(store, claim(held, "id-w", token="w")), Waiter(store, claim(held, token="l"))
     with waits, lock:
         waits.ask()
         lock.ask()
@@ -184,7 +185,7 @@ def test_of_many_that_wait_the_first_are_named_once(tasks: Any, reader: Visitor,
         store.acquire(claim(key, f"id-{token}", token, limit=2))
     with ExitStack() as waiting:
         for number in range(12):
-            waiting.enter_context(store.waiter(claim(key, f"w-{number}", token=f"w{number}", limit=2))).ask()
+            waiting.enter_context(Waiter(store, claim(key, f"w-{number}", token=f"w{number}", limit=2))).ask()
         said = words_in(reader.get().body)
 
     assert said.count("waiting: w-0 for ") == 1

@@ -18,6 +18,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import Operate, operated
 from tests.acceptance.test_operations import NO, USAGE
+from tests.contract.asking import Waiter
 from tests.waiting import until
 
 DIGEST = "850619f2bc8f15f0cb96f1808d711840"
@@ -166,9 +167,9 @@ def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(tasks: Any, operat
 def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:
     store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1")))
     waits = Claim(KEY, "living", 60.0, facts=Facts("id-living"))
-    with store.waiter(waits) as living:
+    with Waiter(store, waits) as living:
         living.ask()
-        store._acquire(Claim(KEY, "dead", 60.0, facts=Facts("id-dead")), waits=True)
+        store.acquire(Claim(KEY, "dead", 60.0, facts=Facts("id-dead"), turn_for=180.0, waits_here=True))
         done = json.loads(operate("break", "id-dead", "--yes", "--json").stdout)
         store.release(Claim(KEY, "t", 60.0), 1)
         left = operate("break", KEY, "--yes", code=NO).stderr

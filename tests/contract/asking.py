@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
+from celery_singleton_lock.leases.line import LONGEST_START, Bell, pause_after
 from celery_singleton_lock.stores.records import (
     Claim,
     Conflict,
@@ -19,7 +20,7 @@ from celery_singleton_lock.stores.records import (
     Succession,
 )
 from celery_singleton_lock.stores.records import marker_of as marker_of_message
-from celery_singleton_lock.stores.redis.store import Store, Waiter
+from celery_singleton_lock.stores.redis.store import Store
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 OTHER = "singleton:v3:{shop.tasks.sync:11}"
@@ -27,8 +28,8 @@ SLOTS = "singleton:v3:{celery.beat:00}:slots"
 SHORT = 10.0
 """A ttl that a test lets pass."""
 
-LATE = 2.0
-"""Seconds that a waiter may be late for its turn."""
+CALLED = 3.0
+"""Seconds in which one that was called has to come."""
 
 PATIENCE = 30.0
 """Seconds for which a place is kept for a successor that does not come."""
@@ -77,6 +78,31 @@ def succeeding(wanted: Claim, rule: Succession, task_name: str = "") -> Claim:
     """The same, of a call that becomes the successor if it is refused."""
     facts = dataclasses.replace(wanted.facts, task_name=task_name or wanted.facts.task_name)
     return dataclasses.replace(wanted, facts=facts, succeeds=rule, supersedes_for=MEMORY)
+
+
+class Waiter:
+    """One that waits in this process, as a `Lock` does, and asks when the test says so."""
+
+    def __init__(self, store: Store, wanted: Claim) -> None:
+        self.claim = dataclasses.replace(wanted, turn_for=3 * wanted.ttl, waits_here=True)
+        self._store = store
+        self._bell = Bell(store, self.claim.channel)
+
+    def __enter__(self) -> Self:
+        self._bell.__enter__()
+        self._bell.wait(min(LONGEST_START, self.claim.patience))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bell.__exit__()
+
+    def ask(self) -> Grant | Conflict | Done | float:
+        """The answer, or how many seconds to sleep at most."""
+        answer = self._store.acquire(self.claim)
+        return pause_after(answer, self.claim, float("inf"), is_deaf=self._bell.is_deaf) or answer
+
+    def sleep(self, seconds: float) -> None:
+        self._bell.wait(seconds)
 
 
 def succeed(store: Store, wanted: Claim, rule: Succession, task_name: str = "") -> str | None:
@@ -167,6 +193,6 @@ class Contract:
         with ExitStack() as stack:
             waiters = {}
             for name in names:
-                waiters[name] = stack.enter_context(store.waiter(claim(name, limit=limit)))
+                waiters[name] = stack.enter_context(Waiter(store, claim(name, limit=limit)))
                 queued(waiters[name].ask())
             yield waiters

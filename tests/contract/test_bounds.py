@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, 
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing
 from tests.proxy import Proxy
 from tests.servers import free_port, running
@@ -87,7 +88,7 @@ SILENT = [refused_port, mute_listener, full_backlog, stopped_server, black_hole]
 
 def asked(store: Store) -> Grant | Conflict | Done | float:
     """What a waiter is answered."""
-    with store.waiter(MINE) as waiter:
+    with Waiter(store, MINE) as waiter:
         return waiter.ask()
 
 

@@ -10,6 +10,7 @@ from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Renewal
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
+from tests.contract.asking import Waiter
 from tests.contract.test_bounds import MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
@@ -87,7 +88,7 @@ def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -
             store.acquire(hasty)
 
     def waits() -> None:
-        with store.waiter(hasty) as waiter, pytest.raises(StoreError):
+        with Waiter(store, hasty) as waiter, pytest.raises(StoreError):
             waiter.ask()
 
     for refused, bound in ((asks, 0.3), (waits, 0.6)):

@@ -12,6 +12,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Waiter
 from tests.contract.test_bounds import KEY, MINE
 from tests.servers import Server, certificate, free_port, running
 
@@ -167,6 +168,6 @@ def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
 
         Inventory(store).self_test(f"{KEY}:trial", 5.0)
         assert_that_all_works(store)
-        with store.waiter(Claim(KEY, "waiter", 30.0)) as waiter:
+        with Waiter(store, Claim(KEY, "waiter", 30.0)) as waiter:
             assert isinstance(waiter.ask(), Grant)
         store.close()

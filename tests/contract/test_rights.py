@@ -12,6 +12,7 @@ from celery_singleton_lock.stores.records import RELEASED, Claim, Ending, Facts,
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import CHANNEL, hear_one, hearing, unheard
 from tests.servers import SERVERS, Server, running
 from tests.waiting import until
@@ -45,7 +46,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     Inventory(store).self_test(f"{KEY}:trial", 1.0)
     Inventory(store).now()
     assert isinstance(store.acquire(claim), Grant)
-    with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
+    with Waiter(store, Claim(KEY, "w", 30.0)) as waiter:
         assert isinstance(waiter.ask(), float)
     assert "hello" in hear_one(store)
     until(lambda: unheard(store), "it listens no longer")
@@ -105,7 +106,7 @@ def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
     holder, waiting = Claim(KEY, "a", 30.0, facts=FACTS), Claim(KEY, "w", 30.0)
     store = store_of(server)
     store.acquire(holder)
-    with store.waiter(waiting) as waiter:
+    with Waiter(store, waiting) as waiter:
         assert isinstance(waiter.ask(), float)
         with server.client() as client:
             client.execute_command("ACL", "SETUSER", "mute", "reset", *RIGHTS, "resetchannels")

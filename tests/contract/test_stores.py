@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
-from tests.contract.asking import KEY, LATE, claim, granted, refused
+from tests.contract.asking import CALLED, KEY, claim, granted, refused
 from tests.contract.chapters.acquire import Acquire
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
@@ -107,12 +107,14 @@ class TestMemoryStore(StoreContract):
 
         assert not granted(store.acquire(claim("b"))).took_over
 
-    def test_a_waiter_may_be_so_late_for_its_turn_and_not_later(self, store: MemoryStore) -> None:
-        turn_comes_at = granted(store.acquire(claim("a", ttl=10.0))).since + 10.0
+    def test_a_waiter_may_be_so_late_after_its_call_and_not_later(self, store: MemoryStore) -> None:
+        granted(store.acquire(claim("a", ttl=10.0)))
         with self.waiting(store, "late"):
-            self.time = turn_comes_at + LATE - 0.001
+            store.release(claim("a"), 1)
+            called_at = self.time
+            self.time = called_at + CALLED - 0.001
             refused(store.acquire(claim("b")))
-            self.time = turn_comes_at + LATE + 0.001
+            self.time = called_at + CALLED + 0.001
 
             granted(store.acquire(claim("b")))
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import redis
 
+from tests.contract.asking import Waiter
 from tests.frameworks.stage import make_tables, manage, visited
 from tests.gates import open_gate
 from tests.servers import free_port
@@ -141,7 +142,7 @@ def visit_admin() -> Any:
     }
     waits = Claim(all_of.held.key, "another", 60.0, facts=Facts(task_id="the-waiter"))
     # As a server does it: for Celery, another thread may have another app.
-    with ThreadPoolExecutor(1) as pool, all_of.store.waiter(waits) as waiter:
+    with ThreadPoolExecutor(1) as pool, Waiter(all_of.store, waits) as waiter:
         waiter.ask()
         pages = dict(zip(visitors, pool.map(lambda client: client.get(PAGE), visitors.values()), strict=True))
     read, page = pages["reader"].content.decode(), pages["operator"].content.decode()

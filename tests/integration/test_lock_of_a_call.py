@@ -17,6 +17,7 @@ from celery_singleton_lock.operations import break_marks
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
+from tests.contract.asking import Waiter
 from tests.waiting import until
 
 
@@ -165,7 +166,7 @@ def test_the_state_of_a_call_says_who_has_its_lock_and_who_comes(app: Celery) ->
     with hold(task, 7):
         claim = Claim(task.lock_key_for(7, True), "of-the-next", 30, facts=Facts("the-next"), succeeds="rerun")
         store_of(app).acquire(claim)
-        with store_of(app).waiter(Claim(claim.key, "of-a-waiter", 30)) as waiter:
+        with Waiter(store_of(app), Claim(claim.key, "of-a-waiter", 30)) as waiter:
             waiter.ask()
             state = task.lock_state(7)
     assert isinstance(state, LockState)

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Waiter
 
 SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 
@@ -26,7 +27,7 @@ def _asked(client: Any, claims: list[Claim]) -> Iterator[list[str]]:
     # The first of a new connection may send the script as well.
     store.acquire(replace(example, token="holder"))
     with client.monitor() as monitor:
-        with store.waiter(example) as waiter:
+        with Waiter(store, example) as waiter:
             waiter.ask()
         line = ""
         while f'"{TOKEN}"' not in line or '"EVALSHA"' not in line:

@@ -7,6 +7,7 @@ from typing import Any
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Waiter
 from tests.load.asking import ask_at_once
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
@@ -25,7 +26,7 @@ def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
 ) -> None:
     store.acquire(claim("holder"))
     ask_at_once(client, [claim(f"w{number}") for number in range(CROWD)])
-    with store.waiter(claim("alive")) as waiter:
+    with Waiter(store, claim("alive")) as waiter:
         waiter.ask()
         client.slowlog_reset()
         began = clock()

@@ -11,6 +11,7 @@ from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done
 from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
+from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing, publish
 from tests.topologies import leases
 from tests.waiting import until
@@ -137,7 +138,7 @@ def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, stor
     for number in range(6):
         mine = claim_of(number, "waits")
         store.acquire(claim_of(number))
-        with store.waiter(mine) as waiter:
+        with Waiter(store, mine) as waiter:
             assert isinstance(waiter.ask(), float)
             assert listeners(cluster.owner(mine.key), f"{mine.key}:waits") == 1
             store.release(claim_of(number), 1)
@@ -151,7 +152,7 @@ def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, stor
 def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster: Cluster, store: Store) -> None:
     mine = claim_of("waits", "waits")
     store.acquire(claim_of("waits"))
-    with store.waiter(mine) as waiter:
+    with Waiter(store, mine) as waiter:
         assert isinstance(waiter.ask(), float)
         _, target = cluster.move(mine.key)
         began = clock()

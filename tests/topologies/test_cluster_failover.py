@@ -12,6 +12,7 @@ from celery_singleton_lock.stores.records import RELEASED, Conflict, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
+from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing, publish
 from tests.proxy import Proxy
 from tests.topologies.leases import (
@@ -141,7 +142,7 @@ def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
     dead = shaken_cluster.masters[0]
     (name,) = names_at(shaken_cluster, dead, 1)
     store.acquire(claim_of(name, ttl=60.0))
-    with store.waiter(claim_of(name, token="waits")) as waiter:
+    with Waiter(store, claim_of(name, token="waits")) as waiter:
         assert isinstance(waiter.ask(), float)
         wait_until_replicated(dead)
         shaken_cluster.kill(dead)

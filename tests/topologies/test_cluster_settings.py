@@ -11,6 +11,7 @@ from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import RELEASED, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.clusters import clustered
+from tests.contract.asking import Waiter
 from tests.contract.test_rights import RIGHTS as OF_ONE_SERVER
 from tests.servers import certificate
 from tests.topologies.leases import claim_of
@@ -55,7 +56,7 @@ def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack
     assert isinstance(store.acquire(mine), Grant)
     waiting = replace(mine, token="waits")
     assert isinstance(store.acquire(waiting), Conflict)
-    with store.waiter(waiting) as waiter:
+    with Waiter(store, waiting) as waiter:
         assert isinstance(waiter.ask(), float)
     assert store.renew([mine], 1.0) == [Renewal.RENEWED]
     assert store.release(mine, 1) == RELEASED

@@ -109,16 +109,6 @@ class Cluster(NodeConnections):
                 (replies[number],) = super().run(script, [calls[number]], until, replicas)
         return replies
 
-    def listen(self, channel: str, until: float) -> Any:
-        """A connection to the server that has the key of *channel*, which hears it there."""
-        node = self.owner_of(channel, until)
-        for _ in range(_MOST_REDIRECTS):
-            try:
-                return self.at(node).listen(channel, until)
-            except exceptions.MovedError as error:
-                node = self._redirected(node, error)
-        raise NotUsable(f"the servers of the cluster do not agree on who has {channel}")
-
     def at_owner_of(self, key: str, until: float) -> Connections:
         return self.at(self.owner_of(key, until))
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from redis import exceptions
@@ -43,7 +43,6 @@ _NO_RESULT = "no-result"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 _GRANTED = 1
-_QUEUED = 2
 _DONE = 3
 _LOOKED = 4
 # Errors of a script that say something about the key, and not about us.
@@ -88,14 +87,14 @@ SURVEY = _script("survey")
 BREAK = _script("break")
 
 
-def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
+def arguments_of(claim: Claim) -> list[str]:
     """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
     about = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
     arguments = [
         claim.token,
         about if facts.keeps_result else f"{about} {_NO_RESULT}",
-        _limit_and_words(claim, waits),
+        _limit_and_words(claim),
         facts.task_id,
         facts.hostname,
     ]
@@ -113,10 +112,8 @@ def look_arguments(claim: Claim) -> list[str]:
     return [token, about, "0", task_id, hostname, *(named or [""]), "", words]
 
 
-def _limit_and_words(claim: Claim, waits: bool) -> str:
+def _limit_and_words(claim: Claim) -> str:
     words = str(claim.limit)
-    if waits:
-        words += " waits"
     if claim.heeds_queued:
         words += " heeds"
     if claim.asked:
@@ -125,8 +122,8 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
         words += f" queued={milliseconds(claim.queued_for)}"
     if claim.succeeds:
         words += f" {claim.succeeds}={milliseconds(claim.supersedes_for)}"
-    if claim.turn_for and not waits:
-        words += f" turn={ceil(claim.turn_for)},{claim.rank}"
+    if claim.turn_for:
+        words += f" turn={ceil(claim.turn_for)},{claim.rank}{' here' if claim.waits_here else ''}"
     return words
 
 
@@ -168,16 +165,14 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     return [claim.token, words]
 
 
-def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:
-    """What acquire.lua says; a float is how many seconds to wait for a turn."""
+def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
+    """What acquire.lua says."""
     if isinstance(reply, int):
         return Grant(1, reply, reply / 1_000_000, sent_at)
     verdict, _, *rest = reply
     if verdict == _GRANTED:
         place, fence, took_over, since, *died = rest
         return Grant(place, fence, since / 1_000_000, sent_at, bool(took_over), _dead(key, *died[0]) if died else None)
-    if verdict == _QUEUED:
-        return float(rest[0]) / 1_000_000
     return Done(*rest) if verdict == _DONE else conflict_in(key, reply)
 
 
@@ -191,9 +186,10 @@ def place_in(reply: Sequence[Any]) -> Place:
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
-    verdict, now, successor, rows, *rank = reply
+    verdict, now, successor, rows, *turn = reply
+    rank, ahead, free_in = turn or (0, 0, inf)
     holders = tuple(holders_in(key, now, rows))
-    return Conflict(key, holders, successor or None, now, is_own=verdict == -1, rank=rank[0] if rank else 0)
+    return Conflict(key, holders, successor or None, now, verdict == -1, rank, ahead, free_in / 1_000_000)
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:

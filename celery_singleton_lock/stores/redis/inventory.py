@@ -142,10 +142,10 @@ class Inventory:
     def _self_test(self, key: str, until: float) -> None:
         # One in another slot as well, because leases are renewed together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
-        waiter = Claim(key, "waiter", _TRIAL_TTL)
-        asks = [([each.key], arguments_of(each, waits=each is waiter)) for each in (*holders, waiter)]
+        waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
+        asks = [([each.key], arguments_of(each)) for each in (*holders, waiter)]
         releases = [([each.key], (each.token, "0 0 0")) for each in (*holders, waiter)]
-        subscription = self._servers.listen(f"{key}:{waiter.token}", until)
+        subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
             # The part of the store names the server of this key in its error.
             self._store.part_of(key).persist(partial(self._try_commands, key), until - clock())

@@ -1,8 +1,6 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from os import getpid
@@ -71,62 +69,10 @@ _TIME_IS_KNOWN = 60.0
 # The same after no answer.
 _TIME_IS_UNKNOWN = 10.0
 _FIRST_TRY = 2 * REPLY_TIMEOUT
-# A poll takes no more than 24 days at once.
-_LONGEST_SLEEP = 3600.0
-# Seconds of the bound for listening, so that enough of it is left for the question.
-_LISTEN_BOUND = 2.0
 # Seconds for which counts are kept if nobody adds to them.
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 # Longer than a year, for an entry that is due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
-
-
-class Waiter:
-    """A turn in a lock's queue, from `__enter__` until it is granted or `__exit__`; its connection hears the release.
-
-    A waiter that leaves without a grant still has to release the claim, to pass the turn on.
-    """
-
-    def __init__(self, store: "Store", claim: Claim) -> None:
-        self._store = store
-        self._claim = claim
-        self._subscription: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._subscription is not None:
-            self._subscription.disconnect()
-            self._subscription = None
-
-    def ask(self) -> Grant | Conflict | Done | float:
-        """Take the place if it is this one's turn, else return how many seconds to sleep at most.
-
-        A copy may have a conflict with its own run, or be done.
-        """
-        give_up_at = clock() + ACQUIRE_BOUND
-        if self._subscription is None:
-            with suppress(exceptions.RedisError):
-                channel = f"{self._claim.key}:{self._claim.token}"
-                until = clock() + min(_LISTEN_BOUND, self._claim.patience)
-                self._subscription = self._store.servers.listen(channel, until)
-        return self._store.take_turn(self._claim, give_up_at - clock())
-
-    def sleep(self, seconds: float) -> None:
-        """Return when woken by a release, and at the latest after *seconds*."""
-        if self._subscription is None:
-            # It cannot hear a release, so it looks a little more often; `ask` reports a broken store.
-            time.sleep(min(seconds, REPLY_TIMEOUT))
-            return
-        try:
-            is_woken = self._subscription.can_read(timeout=min(seconds, _LONGEST_SLEEP))
-            # So a server of a cluster says that the channel has moved; the next `ask` listens there.
-            is_over = is_woken and self._subscription.read_response()[0] == "sunsubscribe"
-        except exceptions.RedisError:
-            is_over = True
-        if is_over:
-            self.__exit__()
 
 
 class Store:
@@ -192,38 +138,27 @@ class Store:
         return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place, or return the holders that have them all; a copy first hears of the run of its message."""
-        answer: Any = self._acquire(claim)
-        return answer  # type: ignore[no-any-return]
+        """Take a free place, or return the holders that have them all; a copy first hears of the run of its message.
 
-    def look(self, claim: Claim) -> Place:
-        """See whether a message that waits for its turn has to come; and keep its place, if it is to run next."""
-        return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
-
-    def waiter(self, claim: Claim) -> Waiter:
-        """Queue for a place: first come, first served, woken by the release."""
-        return Waiter(self, claim)
-
-    def take_turn(self, claim: Claim, bound: float = ACQUIRE_BOUND) -> Grant | Conflict | Done | float:
-        """The same, once, for a caller who listens at `<key>:<token>` by itself; see `Waiter.ask`."""
-        return self._acquire(claim, bound, waits=True)
-
-    def _acquire(
-        self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
-    ) -> Grant | Conflict | Done | float:
+        A claim with `turn_for` has a turn if it is refused. Whoever waits here listens at its `channel`, to ask again.
+        """
         part = self.part_of(claim.key)
-        bound = min(bound, claim.patience)
-        if part.is_away and claim.facts.task_id and not waits:
+        bound = min(ACQUIRE_BOUND, claim.patience)
+        if part.is_away and claim.facts.task_id and not claim.waits_here:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
             bound = min(bound, REPLY_TIMEOUT)
         try:
-            reply, sent_at, _ = self.request(ACQUIRE, claim.key, arguments_of(claim, waits=waits), bound, self.replicas)
+            reply, sent_at, _ = self.request(ACQUIRE, claim.key, arguments_of(claim), bound, self.replicas)
         except StoreError:
             part.is_away = True
             raise
         # By now it is known which part that is.
         self._compare(claim.key, reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
+
+    def look(self, claim: Claim) -> Place:
+        """See whether a message that waits for its turn has to come; and keep its place, if it is to run next."""
+        return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim; one answer each, in order.

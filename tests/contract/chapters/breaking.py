@@ -11,6 +11,7 @@ from tests.contract.asking import (
     OTHER,
     SHORT,
     Contract,
+    Waiter,
     call,
     claim,
     granted,
@@ -70,7 +71,7 @@ class Breaking(Contract):
 
     def test_a_survey_tells_who_waits_in_the_order_of_their_turns(self, store: Store) -> None:
         store.acquire(claim("a", task_id="id-of-a"))
-        with store.waiter(claim("w", task_id="id-of-w")) as waiter, store.waiter(claim("v")) as lock:
+        with Waiter(store, claim("w", task_id="id-of-w")) as waiter, Waiter(store, claim("v")) as lock:
             queued(waiter.ask())
             queued(lock.ask())
             here, other = store.survey([KEY, OTHER])
@@ -137,7 +138,7 @@ class Breaking(Contract):
     def test_force_wakes_the_first_who_waits(self, store: Store) -> None:
         store.acquire(claim("a", ttl=60.0))
 
-        with store.waiter(claim("w", ttl=60.0)) as waiter:
+        with Waiter(store, claim("w", ttl=60.0)) as waiter:
             queued(waiter.ask())
             breaking = threading.Timer(0.2, Inventory(store).break_lock, (KEY, ["a"], ALICE), {"force": True})
             breaking.start()

@@ -8,6 +8,7 @@ from tests.contract.asking import (
     KEY,
     SHORT,
     Contract,
+    Waiter,
     call,
     claim,
     delivery,
@@ -58,7 +59,7 @@ class Copies(Contract):
         conflict = refused(store.acquire(succeeding(delivery("copy", heeds_queued=True, asked=True), rule)))
         assert conflict.is_own
         assert conflict.successor is None
-        with store.waiter(delivery("waits")) as waiter:
+        with Waiter(store, delivery("waits")) as waiter:
             assert refused(waiter.ask()).is_own
 
             assert store.release(delivery("waits"), None) == Release("none", "taken")
@@ -97,7 +98,7 @@ class Copies(Contract):
         assert store.release(delivery("original"), 1, ending=ENDED) == Release("left")
 
         assert store.acquire(delivery("copy")) == Done(0, "ended")
-        with store.waiter(delivery("waits")) as waiter:
+        with Waiter(store, delivery("waits")) as waiter:
             assert waiter.ask() == Done(0, "ended")
         (survey,) = store.survey([KEY])
         assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)

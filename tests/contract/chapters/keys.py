@@ -52,16 +52,16 @@ class Keys(Contract):
     def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
         """Every verb, about two calls and a copy."""
         a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b")
-        waiter = store.waiter(delivery("tok-w", "w"))
+        waits = delivery("tok-w", "w", turn_for=90.0, waits_here=True)
         return {
             "acquire": lambda: store.acquire(dataclasses.replace(a, may_be_copy=False)),
             "acquire another": lambda: store.acquire(b),
             "acquire a copy": lambda: store.acquire(delivery("tok-c", "a", limit=2)),
-            "take a turn": waiter.ask,
+            "take a turn": lambda: store.acquire(waits),
             "renew": lambda: store.renew([a, b], 1.0),
             "release": lambda: store.release(a, None, ending=DUE),
             "release another": lambda: store.release(dataclasses.replace(b, min_hold=5.0), None),
-            "release the turn": lambda: [store.release(delivery("tok-w", "w"), None), waiter.__exit__()],
+            "release the turn": lambda: store.release(waits, None),
             "mark_queued": lambda: mark_queued(store, "b", limit=1, cooldown=30.0),
             "mark the newest": lambda: [mark_newest(store, each) for each in NEWEST],
             "begin the newest": lambda: [begin(store, each) for each in NEWEST],

@@ -10,6 +10,7 @@ from tests.contract.asking import (
     KEY,
     SHORT,
     Contract,
+    Waiter,
     call,
     claim,
     found,
@@ -106,7 +107,7 @@ class Limit(Contract):
     def test_who_waits_for_the_whole_lock_gets_each_place_that_becomes_free(self, store: Store) -> None:
         for name in "ab":
             granted(store.acquire(claim(name, limit=3)))
-        with store.waiter(whole()) as waiter, store.waiter(claim("later", limit=3)) as later:
+        with Waiter(store, whole()) as waiter, Waiter(store, claim("later", limit=3)) as later:
             queued(waiter.ask())
             refused(store.acquire(claim("newcomer", limit=3)))
             queued(later.ask())
@@ -126,7 +127,7 @@ class Limit(Contract):
     def test_of_two_that_want_the_whole_lock_the_first_gets_it_first(self, store: Store) -> None:
         for name in "ab":
             granted(store.acquire(claim(name, limit=3)))
-        with store.waiter(whole("one")) as one, store.waiter(whole("two")) as two:
+        with Waiter(store, whole("one")) as one, Waiter(store, whole("two")) as two:
             queued(one.ask())
             queued(two.ask())
             for place, name in enumerate("ab", 1):
@@ -140,7 +141,7 @@ class Limit(Contract):
 
     def test_who_gives_up_waiting_for_the_whole_lock_keeps_nobody_out(self, store: Store) -> None:
         granted(store.acquire(claim("a", limit=3)))
-        with store.waiter(whole()) as waiter, store.waiter(claim("later", limit=3)) as later:
+        with Waiter(store, whole()) as waiter, Waiter(store, claim("later", limit=3)) as later:
             queued(waiter.ask())
             queued(later.ask())
             store.release(whole(), None)
@@ -152,7 +153,7 @@ class Limit(Contract):
         granted(store.acquire(claim("a")))
         first, later = replace(call("sooner"), turn_for=60.0), replace(call("later"), turn_for=60.0, limit=3)
         first.rank = refused(store.acquire(first)).rank
-        with store.waiter(whole()) as waiter:
+        with Waiter(store, whole()) as waiter:
             queued(waiter.ask())
             later.rank = refused(store.acquire(later)).rank
             store.release(claim("a"), 1)

@@ -12,6 +12,7 @@ from tests.contract.asking import (
     KEY,
     MEMORY,
     Contract,
+    Waiter,
     again,
     begin,
     call,
@@ -96,10 +97,10 @@ class Marks(Contract):
         mark_queued(store, "queued")
         succeed(store, call("next"), "rerun")
         store.release(call("holder"), 1)
-        claims = [call(f"w{n}", limit=places, heeds_queued=True) for n in range(places)]
+        claims = [call(f"w{n}", limit=places) for n in range(places)]
 
         for mine in claims:
-            with store.waiter(mine) as waiter:
+            with Waiter(store, mine) as waiter:
                 granted(waiter.ask())
 
         assert successor_of(store) == "next"

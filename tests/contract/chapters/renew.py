@@ -6,7 +6,7 @@ import pytest
 
 from celery_singleton_lock.stores.records import Renewal
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, OTHER, SHORT, Contract, claim, granted, queued, refused, tokens
+from tests.contract.asking import KEY, OTHER, SHORT, Contract, Waiter, claim, granted, queued, refused, tokens
 
 
 class Renew(Contract):
@@ -43,7 +43,7 @@ class Renew(Contract):
 
     def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
-        with store.waiter(claim("w")) as waiter:
+        with Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             self.let_expire(store)
             before = store.renew([claim("a", ttl=SHORT)], 1.0)

@@ -10,9 +10,11 @@ import pytest
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
+    CALLED,
     KEY,
     SHORT,
     Contract,
+    Waiter,
     claim,
     granted,
     mark_queued,
@@ -26,9 +28,6 @@ from tests.waiting import until
 
 ON_ITS_WAY = 2.0
 """Seconds in which a message comes from a refusal to a worker that listens."""
-
-CALLED = 3.0
-"""Seconds in which a message that was called has to come."""
 
 LASTS = 600.0
 
@@ -128,7 +127,7 @@ class Turns(Contract):
     def test_those_in_a_slot_and_those_in_the_broker_wait_in_one_line(self, store: Store) -> None:
         store.acquire(claim("a"))
         first = turn_of(store, "first")
-        with listening(store, "first") as heard, store.waiter(claim("w", task_id="second")) as waiter:
+        with listening(store, "first") as heard, Waiter(store, claim("w", task_id="second")) as waiter:
             queued(waiter.ask())
             store.release(claim("a"), 1)
             until(lambda: first.facts.task_id in _called(heard), "it is called")
@@ -141,7 +140,7 @@ class Turns(Contract):
         store.acquire(claim("a"))
         turn_of(store, "lost")
         store.release(claim("a"), 1)
-        with store.waiter(claim("w")) as waiter:
+        with Waiter(store, claim("w")) as waiter:
             assert queued(waiter.ask()) <= ON_ITS_WAY
             self.pass_time(ON_ITS_WAY + 1)
             granted(waiter.ask())
@@ -149,7 +148,7 @@ class Turns(Contract):
     def test_who_waits_behind_a_message_that_listens_for_long_has_a_moment_to_look_again(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
         turn_of(store, "listens")
-        with listening(store, "listens"), store.waiter(claim("w")) as waiter:
+        with listening(store, "listens"), Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             self.pass_time(SHORT + 0.1)
             assert 0 < queued(waiter.ask()) <= CALLED

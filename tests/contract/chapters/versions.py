@@ -11,6 +11,7 @@ from tests.contract.asking import (
     KEY,
     SLOTS,
     Contract,
+    Waiter,
     again,
     call,
     claim,
@@ -133,7 +134,7 @@ class Versions(Contract):
 
     def test_a_turn_of_a_later_version_is_a_turn(self, store: Store) -> None:
         granted(store.acquire(claim("a")))
-        with store.waiter(claim("w")) as waiter, store.waiter(claim("later")) as later:
+        with Waiter(store, claim("w")) as waiter, Waiter(store, claim("later")) as later:
             queued(waiter.ask())
             queued(later.ask())
             for field in [field for field in store.fields(KEY) if field[0] == "q" and field[1:].isdigit()]:

@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import Contract, claim, granted, queued
+from tests.contract.asking import Contract, Waiter, claim, granted, queued
 
 
 class Waking(Contract):
@@ -17,7 +17,7 @@ class Waking(Contract):
 
     def test_a_release_that_comes_before_the_sleep_wakes_all_the_same(self, store: Store) -> None:
         store.acquire(claim("a"))
-        with store.waiter(claim("w")) as waiter:
+        with Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             store.release(claim("a"), 1)
             asleep_at = clock()
@@ -29,7 +29,7 @@ class Waking(Contract):
 
     def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
         store.acquire(claim("a"))
-        with store.waiter(claim("w")) as waiter:
+        with Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             releasing = threading.Timer(0.2, store.release, (claim("a"), 1))
             releasing.start()
@@ -43,7 +43,7 @@ class Waking(Contract):
 
     def test_a_waiter_that_nobody_wakes_wakes_by_itself(self, store: Store) -> None:
         store.acquire(claim("a"))
-        with store.waiter(claim("w")) as waiter:
+        with Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             asleep_at = clock()
 
@@ -62,7 +62,7 @@ class Waking(Contract):
             nonlocal inside, most, served
             for turn in range(8):
                 mine = claim(f"{name}-{turn}", limit=limit)
-                with store.waiter(mine) as waiter:
+                with Waiter(store, mine) as waiter:
                     while not isinstance(answer := waiter.ask(), Grant):
                         assert clock() < give_up_at, f"{mine.token} is not served"
                         waiter.sleep(min(answer, 0.2))

@@ -7,11 +7,11 @@
 -- KEYS[1]  lock key
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication; and then words for its grant, see parts/lock.lua
--- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
+-- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `heeds` a queued mark;
 --          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
 --          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
---          refused, and supersedes older ones for so long; `turn=<seconds>,<rank>` keeps a turn of its message for so
---          long if refused; with this rank if the message had one
+--          refused, and supersedes older ones for so long; `turn=<seconds>,<rank>` has a turn for so long if refused,
+--          with this rank if there was one; of its message, or, if it waits `here`, in a process, under its token
 -- ARGV[4]  task id of the caller, or an empty text
 -- ARGV[5]  its hostname, or an empty text
 -- ARGV[6]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
@@ -20,15 +20,14 @@
 --
 -- Returns  fence                               granted place 1 of a lock of which nothing was known
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
---          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
 --          {4, now, comes, ahead, wait}        looked: 1 if the message has to come; how many turns are before it, or 0 if
 --                                              the first was called; after how many microseconds a place is free if nobody
 --                                              renews
---          {0, now, next, holders, rank}       held: a few holders, or else those that go before; seven values each. For
---                                              `rerun` and `replace`, the call that runs next, this one or one that
+--          {0, now, next, holders, rank, ahead, wait}  held: a few holders, or else those that go before; seven values each.
+--                                              For `rerun` and `replace`, the call that runs next, this one or one that
 --                                              has superseded it; an empty text while neither is known. The rank of
---                                              a turn that was kept
+--                                              its turn, if it has one; then as for one who looks
 --          {-1, now, '', holders}              another delivery of this message holds it, or waits
 
 -- @include time
@@ -66,16 +65,16 @@ local PATIENCE = 30000000 -- nobody waits for a successor that has not come for 
 
 ttl = tonumber(ttl)
 local words, task_id, named, marker, looks = ARGV[8] or ARGV[3], ARGV[4], ARGV[6] or '', ARGV[7] or '', ARGV[8]
-local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
+local limit, is_here = tonumber(string.match(words, '^%d+')), string.find(words, ' here', 1, true)
 local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local turn_lasts, its_rank = string.match(words, ' turn=(%d+),(%d+)')
-local own_turn = '@' .. task_id
+local own_turn = is_here and token or '@' .. task_id
 local known = redis.call(
-  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w' .. own_turn, 'front'
+  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w@' .. task_id, 'front'
 )
 local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known[9])
-local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] and token or own_turn
+local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] and token or '@' .. task_id
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
   task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
@@ -111,8 +110,8 @@ if marker ~= '' then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- Both deliveries wait for one turn.
-        twin = turn.token ~= own_turn and turn or nil
+        -- Both deliveries of a message wait for one turn.
+        twin = not turn.is_message and turn or nil
         return 'enough'
       end
     end)
@@ -170,19 +169,18 @@ end
 -- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
 -- come faster than the successor asks again.
 local is_queued = queued and queued.task_id == task_id
-local has_turn = waits or ticket
+local has_turn = is_here or ticket
 if its_relation == 'stranger' and not is_queued and not has_turn then
   ranks_before(successor)
 end
-if queued and not is_queued and not waits and heeds then
+if queued and not is_queued and heeds then
   ranks_before(queued)
 end
 -- Those who go before are called, because their holder may have died, and they with it. A turn that is unheard keeps its
 -- place from newcomers, if they can wait, for as long as its message may be on its way; nobody else waits for it.
 local mine = {rank = math.min(tonumber(its_rank or 0), now), published = this_call.published, token = own_turn}
 local is_newcomer = not ticket and mine.rank == 0
-local can_wait = waits or turn_lasts
-local from = line and (is_newcomer and can_wait and math.max(line.first, line.front - LONGEST_WALK) or line.front)
+local from = line and (is_newcomer and turn_lasts and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
   local front, unheard = walk_line(key, from, behind, function(turn, its_ticket)
@@ -193,7 +191,7 @@ if line and free > #before and behind >= from then
       return 'enough'
     end
     local is_there = turn.state ~= UNHEARD and call_turn(key, its_ticket, turn)
-    local may_come = is_newcomer and can_wait and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
+    local may_come = is_newcomer and turn_lasts and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and ranks_before(turn)
   end)
   begin_line_at(key, line, front, unheard)
@@ -206,6 +204,12 @@ end
 -- Its turn as it is by now; no walk from here on visits it.
 local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
+
+-- How many turns are before it: 0 if the first was called, because somebody has to find soon if that does not come.
+local function ahead_of(own_ticket)
+  local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
+  return own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front or 0
+end
 
 if looks then
   local is_next = its_relation == 'mine' and is_coming(successor)
@@ -226,10 +230,7 @@ if looks then
     line.front = ticket
     redis.call('HSET', key, 'front', ticket)
   end
-  -- If the first does not come, somebody has to find that soon.
-  local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
-  local ahead = ticket and in_front and in_front.state ~= CALLED and ticket - line.front or 0
-  return {4, now, comes and 1 or 0, ahead, math.max(0, soonest - now)}
+  return {4, now, comes and 1 or 0, ahead_of(ticket), math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?
@@ -291,24 +292,7 @@ if queued_for and is_queued and queued.deadline < now + queued_for * 1000 then
   expire_after(key, queued_for * 1000)
 end
 
--- 6. Does it take a turn?
-if waits then
-  local wait = soonest - now
-  if line and (ticket or line.last + 1) - line.front >= NEAR then
-    wait = math.max(wait, ttl * 1000)
-  end
-  local turn = {
-    state = WAITING, since = now, deadline = now + wait + GRACE, token = token, limit = limit, copies = copies,
-    task_id = task_id, published = this_call.published,
-  }
-  if known[8] then
-    redis.call('HDEL', key, 'w' .. own_turn)
-  end
-  keep_turn(key, line, turn, ticket, own)
-  return {2, now, wait}
-end
-
--- 7. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
+-- 6. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
@@ -334,14 +318,19 @@ end
 local holders = described(key, places, A_FEW)
 local rows = #holders > 0 and holders or described_turns(before)
 
--- 8. Does its message keep a turn, while it is in the broker?
-local rank
-if turn_lasts then
-  local turn = {
-    state = COMING, since = now, deadline = now + turn_lasts * 1000000, token = own_turn, limit = limit, copies = copies,
-    task_id = task_id, published = this_call.published, is_message = true, rank = not is_newcomer and mine.rank or nil,
-  }
-  redis.call('HDEL', key, '')
-  rank = keep_turn(key, line, turn, ticket, own)
+-- 7. Does it have a turn: in its process, or of its message while that is in the broker?
+if not turn_lasts then
+  return {0, now, next_one or '', rows}
 end
-return {0, now, next_one or '', rows, rank}
+local turn = {
+  state = is_here and WAITING or COMING, since = now, deadline = now + turn_lasts * 1000000, token = own_turn,
+  limit = limit, copies = copies, task_id = task_id, published = this_call.published, is_message = not is_here,
+  rank = not is_newcomer and mine.rank or nil,
+}
+redis.call('HDEL', key, '')
+if ticket and ticket_token ~= own_turn then
+  redis.call('HDEL', key, 'w' .. ticket_token)
+end
+local rank
+line, ticket, rank = keep_turn(key, line, turn, ticket, own)
+return {0, now, next_one or '', rows, rank, rank and ahead_of(ticket), math.max(0, soonest - now)}

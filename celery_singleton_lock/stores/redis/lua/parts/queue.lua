@@ -12,9 +12,7 @@
 -- message carries its rank, and gets its place back by it if the store has lost the turn. leases/line.py has the table of
 -- the states.
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
-local GRACE = 2000000 -- a waiter may be this late for its turn
-local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken, and look once in a ttl
-local NEXT_FEW = 3 -- so many messages look by themselves every few seconds
+local NEXT_FEW = 3 -- so many look by themselves every few seconds
 local LONGEST_WALK = 200 -- so many tickets are read by one script
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- for so long a message goes from its refusal through the broker to a worker that listens
@@ -44,7 +42,7 @@ end
 local function turn_in(value)
   local known, task_id = string.match(value or '', '^([^\31]*)\31(.*)$')
   local rank, state, since, lasts, before, limit, copies, token =
-    string.match(known or '', '^(%d+) (%a)(%-?%d+) (%-?[%d.]+) (%-?%d+) (%d+) (%d) (%S+)')
+    string.match(known or '', '^(%d+) (%a)(%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d) (%S+)')
   if rank then
     rank = tonumber(rank)
     return {
@@ -72,7 +70,7 @@ local function write_turn(key, ticket, turn)
   -- For a turn that waits nobody needs to know since when; a short value costs the server less.
   local since = turn.state == WAITING and 0 or (turn.since - turn.rank) / 1000
   turn.value = table.concat({
-    integer(turn.rank), turn.state .. integer(since), string.format('%.14g', (turn.deadline - turn.rank) / 1000000),
+    integer(turn.rank), turn.state .. integer(since), integer(math.ceil((turn.deadline - turn.rank) / 1000000)),
     integer(turn.rank - turn.published), turn.limit, turn.copies, turn.is_message and '@' or turn.token,
   }, ' ') .. '\31' .. turn.task_id
   set_ticket(key, ticket, turn)
@@ -101,9 +99,7 @@ local function call_turn(key, ticket, turn)
   end
   local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, 'free')
   if listeners ~= 0 then
-    if turn.is_message then
-      set_state(key, ticket, turn, CALLED)
-    end
+    set_state(key, ticket, turn, CALLED)
     return true
   elseif turn.state == COMING and turn.since > now - ON_ITS_WAY then
     return true
@@ -181,12 +177,10 @@ local function begin_line_at(key, line, front, unheard)
     end
   end
   line.first, line.front = first, front
-  for _, near in ipairs(front > before and {NEXT_FEW, NEAR} or {}) do
-    for ticket = math.max(before + near, front), math.min(front + near - 1, line.last) do
-      local turn = turn_in(redis.call('HGET', key, 'q' .. ticket))
-      if turn and near == (turn.is_message and NEXT_FEW or NEAR) then
-        redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
-      end
+  for ticket = math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last) do
+    local turn = turn_in(redis.call('HGET', key, 'q' .. ticket))
+    if turn then
+      redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
     end
   end
 end
@@ -199,10 +193,10 @@ local function call_next(key, line, held, least)
       return
     end
     local free = turn.limit - held
-    local has_place = called < (turn.is_message and free > 0 and math.max(free, in_place_of_missed()) or free)
+    local has_place = called < (free > 0 and math.max(free, in_place_of_missed()) or free)
     if not has_place and called >= least then
       return 'enough'
-    elseif turn.is_message and not has_place then
+    elseif not has_place then
       redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
     elseif not call_turn(key, ticket, turn) then
       return
@@ -218,7 +212,7 @@ local function call_in_place_of_missed(key, line)
     if called >= in_place_of_missed() then
       return 'enough'
     end
-    called = called + (turn.is_message and turn.state ~= UNHEARD and call_turn(key, ticket, turn) and 1 or 0)
+    called = called + (turn.state ~= UNHEARD and call_turn(key, ticket, turn) and 1 or 0)
   end)
 end
 
@@ -258,9 +252,9 @@ end
 -- Put a turn where its rank belongs. New turns are the last, and those that come back are among the first, so the place is
 -- near an end of the line: it is searched only there, and others move up to the next void ticket, or to the end.
 local function insert_turn(key, line, turn)
-  local step, ticket, turns = 1, nil, nil
-  local start = math.max(line.first, line.last - (turn.rank and LONGEST_SEARCH or AT_ONE_MOMENT) + 1)
-  turns = turns_between(key, start, line.last)
+  local is_newcomer, step, ticket = not turn.rank, 1, nil
+  local start = math.max(line.first, line.last - (is_newcomer and AT_ONE_MOMENT or LONGEST_SEARCH) + 1)
+  local turns = turns_between(key, start, line.last)
   turn.rank = turn.rank or rank_of_newcomer(turns, line, turn)
   for each = line.last, start, -1 do
     if turns[each] and goes_before(turns[each], turn) then
@@ -268,7 +262,9 @@ local function insert_turn(key, line, turn)
       break
     end
   end
-  if not ticket then
+  if not ticket and is_newcomer then
+    ticket = start
+  elseif not ticket then
     local stop = math.min(line.last, line.first + LONGEST_SEARCH - 1)
     step, turns, ticket = -1, turns_between(key, line.first, stop), stop
     for each = line.first, stop do
@@ -289,36 +285,34 @@ local function insert_turn(key, line, turn)
   -- Whoever was at the front may be one ticket before it now.
   local front = math.min(ticket, step < 0 and void < line.front and line.front - 1 or line.front)
   line.first, line.last, line.front = math.min(line.first, void), math.max(line.last, void), front
+  return ticket
 end
 
 -- The turn of a message, or of a process, that is refused: the one that it has, or else one where its rank belongs.
--- Returns its rank, or nil if there are too many turns.
+-- Returns the line, its ticket and its rank; the rank is nil if there are too many turns.
 local function keep_turn(key, line, turn, ticket, own)
   if own then
     turn.rank, turn.copies = own.rank, own.copies
-    if turn.is_message then
-      turn.deadline = turn.rank + math.ceil((turn.deadline - turn.rank) / 1000000) * 1000000
-    end
     write_turn(key, ticket, turn)
     line.front = math.min(line.front, ticket)
   elseif not line then
-    turn.rank = turn.rank or now
-    line = {first = FIRST_TICKET, last = FIRST_TICKET, front = FIRST_TICKET}
-    write_turn(key, FIRST_TICKET, turn)
+    turn.rank, ticket = turn.rank or now, FIRST_TICKET
+    line = {first = ticket, last = ticket, front = ticket}
+    write_turn(key, ticket, turn)
   else
     if line.last - line.first >= MOST_TURNS and line.first < line.front then
       line.first = tidied(key, line)
     end
     if line.last - line.first >= MOST_TURNS then
-      return
+      return line
     end
     local latest = turn_in(redis.call('HGET', key, 'q' .. line.last))
     local is_newcomer = not turn.rank
     if latest and (is_newcomer and is_later(turn, latest) or not is_newcomer and goes_before(latest, turn)) then
-      turn.rank, line.last = turn.rank or now, line.last + 1
-      write_turn(key, line.last, turn)
+      turn.rank, ticket, line.last = turn.rank or now, line.last + 1, line.last + 1
+      write_turn(key, ticket, turn)
     else
-      insert_turn(key, line, turn)
+      ticket = insert_turn(key, line, turn)
     end
   end
   redis.call('HSET', key, 'first', line.first, 'last', line.last)
@@ -328,5 +322,5 @@ local function keep_turn(key, line, turn, ticket, own)
     redis.call('HDEL', key, 'front')
   end
   expire_after(key, turn.deadline - now)
-  return turn.rank
+  return line, ticket, turn.rank
 end
