@@ -106,7 +106,7 @@ class WaitingMessages:
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
         waiting = self._waiting[one] = Waiting(go, args)
-        message = one.channel, one.claim.message
+        message = one.claim.channel, one.claim.message
         if (other := self._latest.get(message)) is not None:
             # The broker has delivered the message again while it waits here, and not every broker says so.
             for each in (waiting, other):
