@@ -95,8 +95,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             With `"rerun"` and `"replace"` in a queue mode no call fails: the newest one starts at the latest so long
             after the first of those whose place was taken, whatever its `countdown` or `eta`.
         lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
-            if it is unique in the queue. A run that dies does not count.
-        lock_min_hold_on_failure: False: nor does a run that fails or loses its lease, so the next call may run at once.
+            if it is unique in the queue: however the run ends, unless its worker is killed.
+        lock_min_hold_on_failure: False: a run that fails, dies or loses its lease leaves the key free at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline (prefork on Linux).
         lock_on_store_error: If Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`, `"run"` without a

@@ -97,9 +97,9 @@ class SingletonRequest(Request):
             self._release_once_dead(is_redelivered=task.acks_late and not is_acknowledged)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """A call that never runs, because it is revoked or expired, leaves no mark."""
+        """A call that is revoked, or has expired, leaves no mark."""
         super()._announce_revoked(reason, terminated, signum, expired)
-        self._unmark()
+        self._unmark(has_begun=terminated)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
@@ -173,13 +173,17 @@ class SingletonRequest(Request):
         pid, lease = self.worker_pid, self.lease
         if not self._runs_in_a_child() or lease is None:
             return
+        options = self.task.lock_options
+        # If its message comes again, the call goes on, and a cool-down would keep it out.
+        if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
+            lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
         pending.may_release = lambda: _state_of(pid) in _DEAD
         # It may have died while it asked.
         pending.may_arrive = True
         background.submit(pending)
         if not is_redelivered:
-            self._unmark()
+            self._unmark(has_begun=True)
 
     def _tell_of_death(self) -> None:
         """Say what the child held, before it is released; and that its lease was lost, if its timer has killed it."""
@@ -210,11 +214,12 @@ class SingletonRequest(Request):
         has_retries = task.max_retries is None or retries < task.max_retries
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
 
-    def _unmark(self) -> None:
-        """End in the background what the call has left in the store."""
+    def _unmark(self, *, has_begun: bool) -> None:
+        """End in the background what the call has left in the store; the cool-down of a run that had begun stays."""
         lease = self.lease
         if lease is not None:
-            unmark_later(lease.store, lease.key, lease.claim.facts.task_id)
+            stays = has_begun and self.task.lock_options.min_hold_on_failure
+            unmark_later(lease.store, lease.key, lease.claim.facts.task_id, ends_cooldown=not stays)
 
 
 def active_requests() -> list[SingletonRequest]:

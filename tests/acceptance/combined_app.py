@@ -209,6 +209,17 @@ dying_rerun = {
         "rerun-retried", lock_on_conflict="rerun", retry_on_worker_lost=True, default_retry_delay=1, max_retries=2
     ),
 }
+cooling = {
+    (mode, after_failure): task_with(
+        f"cooling-{mode}-{after_failure}",
+        lock_mode=mode,
+        lock_min_hold=60,
+        lock_min_hold_on_failure=after_failure,
+    )
+    for mode in ("while_executing", "until_executed")
+    for after_failure in (True, False)
+}
+redelivered_cooling = task_with("redelivered-cooling", lock_min_hold=60, acks_late=True, reject_on_worker_lost=True)
 late_and_warned = task_with("late-and-warned", acks_late=True, lock_on_lost="warn", lock_on_store_error="run")
 late = {
     "skip": task_with("late-skip", acks_late=True),

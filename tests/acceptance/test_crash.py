@@ -3,19 +3,25 @@
 import os
 import signal
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from celery.apps import worker
 
 from celery_singleton_lock import LockLost
+from celery_singleton_lock.stores.records import LockState
+from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
-from tests.recorder import Recorder, overlaps
+from tests.gates import open_gate
+from tests.recorder import Event, Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
 TTL = 3.0
+COMBINED = "tests.acceptance.combined_app"
 
 
 def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_within_the_ttl(
@@ -98,6 +104,59 @@ def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(
     told = recorder.events("told")[0]
     assert told.facts["reason"] == "expired"
     assert told.facts["remaining"] == 0.0
+
+
+def kill(task_app: Any, run: Event, result: Any) -> None:
+    os.kill(run.pid, signal.SIGKILL)
+
+
+def terminate(task_app: Any, run: Event, result: Any) -> None:
+    task_app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+
+
+def wait_for_the_limit(task_app: Any, run: Event, result: Any) -> None:
+    """It has a hard time limit."""
+
+
+@pytest.mark.parametrize("after_failure", [True, False])
+@pytest.mark.parametrize("mode", ["while_executing", "until_executed"])
+@pytest.mark.parametrize(
+    "end", [kill, *[pytest.param(end, marks=pytest.mark.prove) for end in (terminate, wait_for_the_limit)]]
+)
+def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(
+    tasks: Any, env: dict[str, str], recorder: Recorder, end: Any, mode: str, after_failure: bool
+) -> None:
+    task = combined.cooling[mode, after_failure]
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}):
+        limit = {"time_limit": 2} if end is wait_for_the_limit else {}
+        first = task.apply_async(("k", 1), {"gate": "never"}, **limit)
+        run = until(lambda: recorder.events("enter"), "it runs")[0]
+        end(tasks.app, run, first)
+        first.get(timeout=20, propagate=False)
+
+        if after_failure:
+            # The main process releases once the child is dead.
+            until(lambda: not task.lock_state("k").holders, "its lease is given back")
+            until(lambda: task.lock_state("k").queued is None, "its mark has ended")
+            left = task.lock_state("k").cooldown_until - datetime.now(UTC)
+            assert timedelta(seconds=20) < left < timedelta(seconds=60)
+        else:
+            until(lambda: task.lock_state("k") == LockState(task.lock_key_for("k"), at=ANY), "nothing is left")
+
+
+@pytest.mark.prove
+def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = combined.redelivered_cooling
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}):
+        result = task.delay("k", 1, gate="it ends")
+        run = until(lambda: recorder.events("enter"), "it runs")[0]
+        os.kill(run.pid, signal.SIGKILL)
+        open_gate(recorder, "it ends")
+
+        assert result.get(timeout=30) == 1
+        assert task.lock_state("k").cooldown_until is not None
 
 
 def test_retry_with_no_countdown_loses_nothing(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
