@@ -106,10 +106,11 @@ def until_all_have_ended(task: Any, hows: list[str]) -> None:
     assert queued == set()
 
 
-def test_a_result_that_is_forgotten_at_once_ends_no_less(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+@pytest.mark.usefixtures("tasks_by_broker")
+def test_a_result_that_is_forgotten_at_once_ends_no_less(env: dict[str, str], broker: str, recorder: Recorder) -> None:
     task = workflow_app.workflow
     open_gate(recorder, GATE)
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=2):
         seen = set()
         for _ in range(5):
             first = task.delay("k", "chain", GATE)
