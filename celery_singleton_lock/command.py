@@ -12,8 +12,10 @@ class _Named(click.Group):
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """The context of the group that has the commands."""
-        context: click.Context = import_module(f"{__package__}.operations.cli").singleton.make_context(*args, **options)
-        return context
+        group: click.Group = import_module(f"{__package__}.operations.cli").singleton
+        # Celery adds the app's own options to each command that it knows.
+        group.params += [each for each in self.params if each not in group.params]
+        return group.make_context(*args, **options)
 
 
 singleton = _Named("singleton", help="Show the locks of singleton tasks, and free them.")

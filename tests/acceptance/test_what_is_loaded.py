@@ -1,5 +1,6 @@
 """What a command of celery loads of the library, and what a project gets that never imports it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,10 +20,11 @@ runpy.run_module("celery", run_name="__main__")
 """
 
 
-def celery(*arguments: str) -> tuple[str, set[str]]:
+def celery(*arguments: str, **env: str) -> tuple[str, set[str]]:
     """What a command writes, and what it loads of the library."""
     command = [sys.executable, "-c", LOADED, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     text, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
     return text, set(loaded.split())
 
@@ -40,6 +42,13 @@ def test_our_command_has_its_own_commands() -> None:
 
     assert "celery_singleton_lock.operations.cli" in loaded
     assert all(f"\n  {name} " in text for name in ("break", "doctor", "list", "show", "web"))
+
+
+def test_our_command_takes_the_options_that_an_app_adds_to_each(valkey: Server) -> None:
+    app = ["--app", APP]
+
+    assert celery(*app, "singleton", "--site", "blue", "list", "--json", TEST_STORE=valkey.url)[0] == "[]"
+    assert "--site" in celery(*app, "singleton", "--help", TEST_STORE=valkey.url)[0]
 
 
 def test_a_worker_whose_project_never_imports_us_tells_of_an_option_without_the_base(valkey: Server) -> None:

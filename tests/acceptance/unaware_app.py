@@ -3,6 +3,7 @@
 import os
 
 from celery import Celery
+from click import Option
 
 BROKER = os.environ["TEST_STORE"]
 
@@ -12,6 +13,9 @@ app.conf.update(
     beat_scheduler="celery_singleton_lock.beat:SingletonScheduler",
     broker_connection_retry_on_startup=True,
 )
+
+
+app.user_options["preload"].add(Option(["--site"], default=""))
 
 
 @app.task(name="bare", lock_ttl=10)
