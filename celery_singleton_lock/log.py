@@ -72,11 +72,11 @@ class Log(logging.Filter):
         told = {"key": key, "task_id": task_id, "holder": holder.task_id, **of_holder, "outcome": outcome}
         self.write(level, "lock.conflict", **told)
 
-    def tell_of_death(self, key: str, died: "Facts | Holder") -> None:
-        """Name a holder that has died, by what it had left in its lock."""
+    def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
+        """Name a holder that has released nothing, by what it has left in its lock, and what is known of its end."""
         self.note_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
-        self.write(logging.WARNING, "lock.holder_died", "it held the lock when it died", key=key, **who)
+        self.write(logging.WARNING, "lock.holder_died", known, key=key, **who)
 
 
 def _form_of(name: str, value: Any) -> str:

@@ -200,7 +200,8 @@ class SingletonRequest(Request):
             return
         mine = [holder for holder in state.holders if holder.token == lease.claim.token]
         for each in mine:
-            log.tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
+            named = replace(each, task_name=each.task_name or task.name)
+            log.tell_of_death(lease.key, named, "its pool process died while it held the lock")
             note(lease.store, lease.key, "holder_died", "", task.name, each)
         if is_lost:
             is_taken = not mine and len(state.holders) >= lease.claim.limit

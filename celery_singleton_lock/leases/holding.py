@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
 _LATE_BOUND = 1.0
+# Of a holder from elsewhere nothing else is known.
+_RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds in which a process that is killed for its loss tells of it.
 _LAST_WORDS = 1.0
 # Of a ttl, in which who waits here asks at least once: for so long its turn is kept if it does not.
@@ -219,7 +221,7 @@ class Holding:
         self.renewed(grant.sent_at)
         heartbeat.watch(self)
         if grant.died is not None:
-            log.tell_of_death(self.key, grant.died)
+            log.tell_of_death(self.key, grant.died, _RAN_OUT)
             note(self.store, self.key, "holder_died", "", grant.died.task_name or self._task, grant.died)
         # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG

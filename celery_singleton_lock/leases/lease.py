@@ -43,7 +43,7 @@ class Lease:
         ttl: Seconds the lease lasts without renewal.
         fence: A number greater than that of any earlier lease on the key.
         acquired_at: When it was granted, by the store's clock, in UTC.
-        took_over: The holder before it died without a release.
+        took_over: The lease of the holder before it ran out without a release.
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
     """
 

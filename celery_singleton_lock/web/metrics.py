@@ -27,7 +27,7 @@ _COUNTERS = {
     "acquired": "Leases that were granted.",
     "conflicts": "Calls that were not granted their key, by what became of them.",
     "lost": "Leases that ended while the body ran.",
-    "taken_over": "Leases whose holder before has died.",
+    "taken_over": "Leases granted after that of another holder ran out without a release.",
     "unlocked": "Runs without a lease: those of until_executing, or with lock_on_store_error='run'.",
     "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",

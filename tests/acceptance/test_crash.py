@@ -74,13 +74,15 @@ def test_a_run_longer_than_its_ttl_keeps_its_lease(tasks: Any, env: dict[str, st
 def test_a_release_after_expiry_leaves_the_successors_lock_alone(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
-    with workers(APP, env, 2):
+    with workers(APP, env, 2) as pair:
         paused = tasks.aborted.delay("k", 60)
         first = until(lambda: recorder.events("enter"), "the first run has begun")[0]
         os.kill(first.pid, signal.SIGSTOP)
         until(lambda: not tasks.aborted.lock_holders("k", 60), "the lease of the stopped run has expired")
         successor = tasks.aborted.delay("k", 60)
         until(lambda: len(recorder.events("enter")) == 2, "the successor runs")
+        told = [line for each in pair for line in each.log().splitlines() if "lock.holder_died" in line]
+        assert [f"task_id={paused.id}" in line and "its lease ran out" in line for line in told] == [True]
         os.kill(first.pid, signal.SIGCONT)
 
         with pytest.raises(LockLost):
@@ -127,12 +129,14 @@ def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(
     tasks: Any, env: dict[str, str], recorder: Recorder, end: Any, mode: str, after_failure: bool
 ) -> None:
     task = combined.cooling[mode, after_failure]
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}):
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}) as (its_worker,):
         limit = {"time_limit": 2} if end is wait_for_the_limit else {}
         first = task.apply_async(("k", 1), {"gate": "never"}, **limit)
         run = until(lambda: recorder.events("enter"), "it runs")[0]
         end(tasks.app, run, first)
         first.get(timeout=20, propagate=False)
+        if end is kill:
+            until(lambda: "its pool process died while it held the lock" in its_worker.log(), "its death is told")
 
         if after_failure:
             # The main process releases once the child is dead.
