@@ -159,7 +159,7 @@ class SingletonRequest(Request):
             return None
         options = self.task.lock_options
         if options.on_lost == "kill":
-            # It has asked to be killed if it cannot renew by itself.
+            # The child is to be killed if it cannot renew by itself.
             is_dead = self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD
             if is_dead and (lease := self.lease) is not None:
                 self._dead_at = min(self._dead_at, clock())
@@ -174,7 +174,7 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # If its message comes again, the call goes on, and a cool-down would keep it out.
+        # A cool-down would keep out a call whose message comes again.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()

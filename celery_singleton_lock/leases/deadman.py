@@ -59,9 +59,10 @@ def _write(deadline: float) -> None:
 
 
 def has_fired(pid: int, at: float) -> bool:
-    """Whether the timer in that process had reached its deadline *at* a moment on CLOCK_BOOTTIME, when it was dead.
+    """Whether the timer of a process had reached its deadline *at* that moment on CLOCK_BOOTTIME.
 
-    False as well if the process was without a timer, or has told of its loss by itself.
+    A process that was found dead at that moment was killed by its timer then. It is False for a process that had no
+    timer, and for one that has told of its loss by itself.
     """
     owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
     return bool(owner == pid and deadline <= at)

@@ -305,7 +305,7 @@ class Holding:
                 background.submit(self._die)
 
     def _die(self) -> None:
-        """Kill this process once it has told of its loss, unless it has released its lease meanwhile."""
+        """Kill this process, which has told of its loss by now; a body that has ended meanwhile spares it."""
         counters.flush()
         if self.state is LOST and self._deadman is not None:
             self._deadman.kill()

@@ -11,8 +11,8 @@ A run goes through these phases, and only forward:
     UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-ENDED is a run that has left a marker for later deliveries of its message, or may have left one, as the store gave no
-answer. Once the result is stored, the marker has to say so.
+ENDED is a run that has left a marker for later deliveries of its message. A run whose release had no answer may have
+left one. Once the result is stored, the marker has to say so.
 """
 
 import logging

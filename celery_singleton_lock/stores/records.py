@@ -214,8 +214,8 @@ class Renewal(IntEnum):
     """What the store says to a renewal, by the number that renew.lua has for it."""
 
     RENEWED = 1
-    REPLACED = 2  # renewed, and its holder has to stop, because a successor waits
-    BROKEN = 4  # renewed, and its holder has to stop, because a person has asked for it
+    REPLACED = 2  # renewed; its holder has to make way for a successor
+    BROKEN = 4  # renewed; a person has asked its holder to stop
     TAKEN = 0  # lost: somebody else has its place
     GONE = -1  # lost: nobody has it
 
