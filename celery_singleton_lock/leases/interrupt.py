@@ -114,12 +114,12 @@ class Interrupt:
     def _insist(self, thread: int) -> None:
         """Try to reach the body, a bounded number of times."""
         for number, pause in enumerate(_PAUSES):
-            threads, have_answered = self._ask_loops(pause)
+            threads, are_silent = self._ask_loops(pause)
             with self._guard:
                 if self._thread is None or self._has_reached_its_thread:
                     return
-                is_clear = have_answered and not self.delivered
-                if thread not in threads and (is_clear or number >= _CAREFUL_TRIES):
+                is_careful = number < _CAREFUL_TRIES and (are_silent or self._cancelled_in)
+                if thread not in threads and not is_careful:
                     self._ask_for_delivery(thread)
             time.sleep(pause)
 
@@ -127,24 +127,31 @@ class Interrupt:
         """Have each event loop that runs cancel the tasks of the body.
 
         Returns:
-            The threads of the loops that have answered, and whether all have.
+            The threads of the loops that answer in so many seconds, and whether others run and are silent.
         """
-        answers: SimpleQueue[int] = SimpleQueue()
-        asked = 0
+        answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
+        asked = list[Loop]()
         for loop in _loops_that_run():
-            if loop is not self._outer_loop:
-                # A loop may be closed in this moment, and may be of any library.
-                with suppress(Exception):
-                    loop.call_soon_threadsafe(self._cancel_tasks, loop, answers)
-                    asked += 1
+            if self._ask(loop, answers.put):
+                asked.append(loop)
         give_up_at = time.monotonic() + seconds
-        threads = list[int]()
+        thread_of = dict[Loop, int]()
         with suppress(Empty):
-            while len(threads) < asked:
-                threads.append(answers.get(timeout=max(0.0, give_up_at - time.monotonic())))
-        return set(threads), len(threads) == asked
+            while len(thread_of) < len(asked):
+                loop, thread = answers.get(timeout=max(0.0, give_up_at - time.monotonic()))
+                thread_of[loop] = thread
+        return set(thread_of.values()), any(loop.is_running() for loop in asked if loop not in thread_of)
 
-    def _cancel_tasks(self, loop: Loop, answers: "SimpleQueue[int]") -> None:
+    def _ask(self, loop: Loop | None, hear: Callable[[tuple[Loop, int]], object] = bool) -> bool:
+        """Whether the loop was asked to cancel the tasks of the body; it is not if it is the loop around the body."""
+        if loop is not None and loop is not self._outer_loop:
+            # A loop may be closed in this moment, and may be of any library.
+            with suppress(Exception):
+                loop.call_soon_threadsafe(self._cancel_tasks, loop, hear)
+                return True
+        return False
+
+    def _cancel_tasks(self, loop: Loop, hear: Callable[[tuple[Loop, int]], object]) -> None:
         thread = threading.get_ident()
         # Once in each loop: the body may wait for something as it ends.
         if self._thread is not None and loop not in self._cancelled_in:
@@ -156,7 +163,7 @@ class Interrupt:
                 self._cancelled_in.add(loop)
                 self.delivered = True
                 self._has_reached_its_thread = self._has_reached_its_thread or thread == self._thread
-        answers.put(thread)
+        hear((loop, thread))
 
     def _is_of_body(self, task: "asyncio.Task[Any]") -> bool:
         context = _context_of(task)
@@ -178,7 +185,7 @@ class Interrupt:
         if self._greenlet is not None:
             self.delivered = self._has_reached_its_thread = True
             self._greenlet.throw(self._error)
-        elif running_loop() is self._outer_loop:
+        elif not self._ask(running_loop()):
             self.delivered = self._has_reached_its_thread = True
             raise self._error
 
@@ -191,7 +198,9 @@ class Interrupt:
         def deliver(_: type[Exception], *_again: object) -> Exception:
             # A thread that has just begun may get it in place of the body's, which is then asked again.
             if threading.get_ident() == self._thread:
-                self.delivered = self._has_reached_its_thread = True
+                self.delivered = True
+                # An event loop that has begun meanwhile may swallow it.
+                self._has_reached_its_thread = not self._ask(running_loop())
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})

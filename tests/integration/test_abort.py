@@ -161,8 +161,20 @@ def leaves_a_task_elsewhere(self: Any) -> None:
             left.cancel()
 
 
+def runs_short_loops(self: Any) -> None:
+    """One after the other: each is closed soon after it was found."""
+
+    async def work() -> None:
+        await asyncio.gather(*(asyncio.sleep(0.001 * number) for number in range(8)))
+
+    lose(self)
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        asyncio.run(work())
+
+
 BODIES = [
-    *(computes, starts_threads, leaves_a_task_elsewhere),
+    *(computes, starts_threads, leaves_a_task_elsewhere, runs_short_loops),
     *(pytest.param(waiting(way), id=name) for name, way in WAYS.items()),
     *(pytest.param(waiting(way), id=name, marks=pytest.mark.prove) for name, way in MORE_WAYS.items()),
 ]
