@@ -1,0 +1,240 @@
+"""A small world, played out: a run, a call that waits in its process and two in the broker, whatever comes when."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.leases.line import _LEADS_TO as LEADS_TO
+from celery_singleton_lock.leases.line import CALLED, COMING, GONE, SERVED, UNHEARD, WAITING, Turn
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
+
+KEY = "{key}"
+TTL, LASTS = 1000.0, 3000.0
+ON_ITS_WAY, TIME_TO_COME = 2.0, 3.0
+NAMES = {"w": WAITING, "c": CALLED, "o": COMING, "u": UNHEARD}
+
+
+@dataclass
+class Call:
+    """One call, and where it is; `asks` is the request of its run, `looks` that of its worker."""
+
+    claim: Claim
+    listens: bool = False
+    refused_at: float = -1.0
+    called_at: float = -1.0
+    left_at: float = -1.0
+    holds: bool = False
+    is_over: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.claim.facts.task_id
+
+    def is_there(self, now: float) -> bool:
+        """Nobody may be granted the lock before it, if it was refused first."""
+        if self.holds or self.is_over or self.refused_at < 0:
+            return False
+        if self.called_at >= 0:
+            return now - self.called_at < TIME_TO_COME
+        return self.listens or (not self.claim.waits_here and now - self.left_at < ON_ITS_WAY)
+
+
+@dataclass
+class World:
+    """One lock, and all that can happen around it."""
+
+    store: MemoryStore
+    calls: list[Call] = field(default_factory=list)
+    now: float = 0.0
+    seen: dict[str, Turn] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.store.clear()
+        self.start = 1_800_000_000.0
+        self.store._server.time = self.time  # type: ignore[method-assign]
+        self.wire = self.store.servers.listen(f"{KEY}:nobody", clock() + 5.0)
+        for name in ("run", "waits", "one", "two"):
+            claim = Claim(KEY, f"of-{name}", TTL, facts=Facts(name), turn_for=LASTS, waits_here=name == "waits")
+            self.calls.append(Call(claim))
+        self.ask(self.calls[0])
+        for each in self.calls[1:]:
+            self.ask(each)
+
+    def time(self) -> float:
+        self.now += 1e-5
+        return self.start + self.now
+
+    def close(self) -> None:
+        self.wire.disconnect()
+
+    # What may happen now.
+
+    def events(self) -> list[Callable[[], None]]:
+        happen: list[Callable[[], None]] = [lambda: self.pass_time(2.1), lambda: self.pass_time(3.1)]
+        for call in self.calls:
+            if call.holds:
+                happen.append(lambda call=call: self.release(call))  # type: ignore[misc]
+            elif not call.is_over:
+                happen.append(lambda call=call: self.ask(call))  # type: ignore[misc]
+                happen.append(lambda call=call: (self.leave if call.listens else self.listen)(call))  # type: ignore[misc]
+        return happen
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def listen(self, call: Call) -> None:
+        """A worker has its message, or its process has a connection again; it looks, or asks, at once."""
+        self._say("SUBSCRIBE", call)
+        call.listens = True
+        if call.claim.waits_here:
+            self.ask(call)
+        elif self.store.look(call.claim).comes:
+            self._comes(call)
+
+    def leave(self, call: Call) -> None:
+        """Its connection is cut, or its worker has ended."""
+        self._say("UNSUBSCRIBE", call)
+        call.listens = False
+
+    def ask(self, call: Call) -> None:
+        if call.listens and not call.claim.waits_here:
+            self.leave(call)
+        there = [each for each in self._in_line() if each is not call and each.is_there(self.now)]
+        before = [each.name for each in there if call.refused_at < 0 or each.refused_at < call.refused_at]
+        answer = self.store.acquire(call.claim)
+        call.called_at = -1.0
+        if isinstance(answer, Grant):
+            assert not [each for each in self.calls if each.holds], "one at a time"
+            assert before == [], f"{call.name} passes those that are there"
+            call.holds = True
+        else:
+            assert isinstance(answer, Conflict)
+            is_held = any(each.holds for each in self.calls)
+            assert before or is_held, f"{call.name} waits for one that is not there"
+            call.refused_at = self.now if call.refused_at < 0 else call.refused_at
+            call.left_at = self.now
+            call.claim = replace(call.claim, rank=answer.rank)
+        self._hear()
+
+    def release(self, call: Call) -> None:
+        self.store.release(call.claim, None)
+        call.holds, call.is_over = False, True
+        if call.listens:
+            self.leave(call)
+        self._hear()
+
+    def _say(self, word: str, call: Call) -> None:
+        self.wire.send_command(word, call.claim.channel)
+        replies = [self.wire.read_response()]
+        while replies[-1][0] == "message":
+            replies.append(self.wire.read_response())
+        self._heard(replies[:-1])
+
+    def _hear(self) -> None:
+        replies = []
+        while self.wire.can_read(timeout=0):
+            replies.append(self.wire.read_response())
+        self._heard(replies)
+
+    def _heard(self, replies: list[Any]) -> None:
+        for _, channel, text in replies:
+            for call in self.calls:
+                if call.claim.channel == channel and text == "free" and call.listens:
+                    self._comes(call)
+
+    def _comes(self, call: Call) -> None:
+        """It was called. A message is on its way to the pool from now on; a process goes on to listen."""
+        call.called_at = self.now
+        if not call.claim.waits_here:
+            self.leave(call)
+
+    # What has to hold.
+
+    def _in_line(self) -> list[Call]:
+        waiting = [each for each in self.calls if each.refused_at >= 0 and not (each.holds or each.is_over)]
+        return sorted(waiting, key=lambda each: each.refused_at)
+
+    def check(self) -> None:
+        (state,) = self.store.survey([KEY])
+        assert [turn.task_id for turn in state.turns] == [each.name for each in self._in_line()], "ranks are kept"
+        assert [each.task_id for each in state.holders] == [each.name for each in self.calls if each.holds]
+        written = {
+            value.rpartition("\x1f")[2]: NAMES[value.split(" ")[1][0]]
+            for name, value in self.store.fields(KEY).items()
+            if name[0] == "q" and name[1:].isdigit()
+        }
+        for name in written.keys() | self.seen.keys():
+            before, after = self.seen.get(name), written.get(name, SERVED)
+            # An event may be two steps: a message comes, and is refused.
+            assert before is None or after in {before, *LEADS_TO[before]}, (name, before, after)
+        self.seen = written
+
+    def serve_all(self) -> None:
+        """All are there from now on, and each comes when its turn has come."""
+        self.pass_time(TIME_TO_COME + 0.1)
+        for _ in range(4 * len(self.calls)):
+            for call in self._in_line():
+                if not call.listens:
+                    self.listen(call)
+            holders = [each for each in self.calls if each.holds]
+            if holders:
+                self.release(holders[0])
+            called = [each for each in self._in_line() if each.called_at >= 0]
+            for call in called or self._in_line()[:1]:
+                self.ask(call)
+            if all(each.is_over for each in self.calls):
+                return
+        raise AssertionError(f"{[each.name for each in self._in_line()]} starve")
+
+
+def play(choose: Callable[[int], int], length: int) -> None:
+    world = World(MemoryStore())
+    try:
+        world.check()
+        for _ in range(length):
+            events = world.events()
+            events[choose(len(events))]()
+            world.check()
+        world.serve_all()
+    finally:
+        world.close()
+
+
+def each_schedule(length: int, most: int = 10) -> Iterator[tuple[int, ...]]:
+    return product(range(most), repeat=length)
+
+
+def play_all(length: int) -> None:
+    for schedule in each_schedule(length):
+        steps = iter(schedule)
+        play(lambda number, steps=steps: next(steps) % number, length)  # type: ignore[misc]
+
+
+def play_some(count: int, length: int) -> None:
+    for seed in range(count):
+        chance = random.Random(seed)
+        try:
+            play(chance.randrange, length)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+def test_whatever_comes_ranks_are_kept_one_runs_at_a_time_and_nobody_starves() -> None:
+    play_some(60, 14)
+
+
+# Minutes.
+@pytest.mark.nightly
+def test_the_same_for_each_order_of_a_few_events_and_for_many_long_ones() -> None:
+    play_all(3)
+    play_some(2000, 25)
+
+
+def test_a_turn_leads_nowhere_once_it_is_served_or_gone() -> None:
+    assert [LEADS_TO[each] for each in (SERVED, GONE)] == [(), ()]
