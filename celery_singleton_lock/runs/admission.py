@@ -233,7 +233,9 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
-        requeue(run, error, delay, since=run.lease.refused_at, unanswered=unanswered, rank=run.notes.rank)
+        since, rank = run.lease.refused_at, run.notes.rank
+        # Only the store knows whether the run of which this is a copy has ended.
+        requeue(run, error, delay, may_be_over=run.way is COPY, since=since, unanswered=unanswered, rank=rank)
     raise error
 
 

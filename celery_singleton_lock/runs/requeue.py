@@ -81,13 +81,13 @@ def jittered(run: Run, delay: float) -> float:
     return random.uniform(delay / 2, delay)
 
 
-def requeue(run: Run, why: Exception, delay: float, **notes: Any) -> NoReturn:
-    """Requeue the call, as a task that retries is, but do not count it as a retry.
+def requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
+    """Requeue the call, as a task that retries is, but do not count it as a retry; see `Run.store_retry`.
 
     Raises:
         Retry: Always, unless it cannot be published.
     """
-    run.store_retry(why, run.key)
+    run.store_retry(why, run.key, may_be_over=may_be_over)
     raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, **notes))
 
 

@@ -242,12 +242,17 @@ class Run:
         traceback = "".join(format_exception(because_of)) if because_of is not None else None
         self.store_retry(because_of, key, traceback)
 
-    def store_retry(self, why: BaseException | None, key: str, traceback: str | None = None) -> None:
-        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings."""
+    def store_retry(
+        self, why: BaseException | None, key: str, traceback: str | None = None, *, may_be_over: bool = False
+    ) -> None:
+        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings.
+
+        If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide the end of that one.
+        """
         store_retry_once(self.task)
         # If only errors are kept, nothing comes after that of a call which is requeued, and it is none.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
-        if keeps_errors or not self._is_ignored:
+        if not may_be_over and (keeps_errors or not self._is_ignored):
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
         self.retry = PublishedRetry(why, key)
 

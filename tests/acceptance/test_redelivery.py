@@ -325,3 +325,28 @@ def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_l
 
     assert len(runs(recorder)) == 1
     assert result.state == "SUCCESS"
+
+
+def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    with Proxy(valkey.port) as proxy, valkey.client() as broker:
+        settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
+        with workers(APP, {**env, **ROOT, **settings}, 1) as (worker,):
+            result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
+            until(lambda: runs(recorder), "it runs")
+            (unacked,) = broker.hvals("unacked")
+            proxy.black_hole()
+            open_gate(recorder, GATE)
+            with pytest.raises(ValueError, match="1"):
+                result.get(timeout=30)
+            deliver_again(broker, unacked)
+            until(lambda: f"{result.id}] retry" in worker.log(), "its copy has asked in vain", timeout=30)
+
+            assert tasks.app.AsyncResult(result.id).state == "FAILURE"
+
+            proxy.forward()
+            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=60)
+
+    assert len(runs(recorder)) == 1
+    assert tasks.app.AsyncResult(result.id).state == "FAILURE"
