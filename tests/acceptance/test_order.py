@@ -103,7 +103,8 @@ def test_a_deploy(tasks: Any, env: dict[str, str], recorder: Recorder, valkey: S
 def test_a_worker_that_is_killed(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
 ) -> None:
-    env = {**env, "TEST_VISIBILITY": "8"}
+    # Those that live have run by then.
+    env = {**env, "TEST_VISIBILITY": "25"}
     with workers(APP, env, 2, pool=pool, concurrency=2) as both, in_order(tasks, recorder, valkey, "held"):
         idle(both, recorder).kill()
 

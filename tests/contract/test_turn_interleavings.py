@@ -28,7 +28,7 @@ class Call:
     listens: bool = False
     refused_at: float = -1.0
     called_at: float = -1.0
-    left_at: float = -1.0
+    left_at: float = -ON_ITS_WAY
     holds: bool = False
     is_over: bool = False
 
@@ -91,7 +91,8 @@ class World:
     def listen(self, call: Call) -> None:
         """A worker has its message, or its process has a connection again; it looks, or asks, at once."""
         self._say("SUBSCRIBE", call)
-        call.listens = True
+        # From now on it is not on its way any more: if it is cut off, it is away.
+        call.listens, call.left_at = True, -ON_ITS_WAY
         if call.claim.waits_here:
             self.ask(call)
         elif self.store.look(call.claim).comes:
