@@ -56,6 +56,11 @@ _OF_ANOTHER = (
     "renewed, but not active on the worker of that name. Either another deployment has the same singleton_lock_prefix "
     "and store, so give each a prefix of its own. Or the run has died a moment ago"
 )
+_ELSEWHERE = (
+    "renewed by a worker that has not answered. That worker is busy, cut off from the broker, or of another deployment "
+    "with the same singleton_lock_prefix and store"
+)
+_IF_RENEWED = {_IDLE: _OF_ANOTHER, _SILENT: _ELSEWHERE}
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 _OURS = "singleton_store"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
@@ -373,14 +378,15 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
             for holder in survey.holders:
                 if holder.token in asked_about:
                     state = _state_of(holder, workers)
-                    if state is _IDLE and _is_renewed(holder, survey):
-                        state = _OF_ANOTHER
+                    if _is_renewed(holder, survey):
+                        state = _IF_RENEWED.get(state, state)
                     found[state].append(_UNTIL.format(holder))
     except StoreError as error:
         return None, str(error)
     parts = [f"{len(found[state])} {state}" for state in (_ALIVE, _NO_TASK) if state in found]
-    parts += [f"{state}: {a_few(found[state])}" for state in (_SILENT, _IDLE, _OF_ANOTHER) if state in found]
-    is_well = None if _SILENT in found else True
+    told = (_SILENT, _ELSEWHERE, _IDLE, _OF_ANOTHER)
+    parts += [f"{state}: {a_few(found[state])}" for state in told if state in found]
+    is_well = None if _SILENT in found or _ELSEWHERE in found else True
     return False if _OF_ANOTHER in found else is_well, "; ".join(parts) or "nobody holds a lock"
 
 

@@ -517,31 +517,38 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
     assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
 
 
-@pytest.mark.parametrize("is_other", [True, False], ids=["of another deployment", "of this one"])
-def test_a_holder_that_the_worker_of_its_name_does_not_run_belongs_to_another_deployment(
-    valkey: Server, tasks: Any, recorder: Recorder, is_other: bool
+@pytest.mark.parametrize(
+    ("theirs_is_named", "verdict", "words"),
+    [
+        ("w@same", False, "Either another deployment has the same singleton_lock_prefix"),
+        ("w@staging", None, "or of another deployment with the same singleton_lock_prefix"),
+        (None, True, "1 alive"),
+    ],
+    ids=["of another deployment", "of another deployment, by another name", "of this one"],
+)
+def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
+    valkey: Server, tasks: Any, recorder: Recorder, theirs_is_named: str | None, verdict: bool | None, words: str
 ) -> None:
-    ours = {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
-    theirs = {**ours, "TEST_BROKER": f"{valkey.url.removesuffix('/0')}/5"} if is_other else ours
-    command = ("worker", "--pool", "threads", "--without-gossip", "--without-mingle", "-n", "w@same")
-    started = [Process("tests.acceptance.app", env, *command) for env in ([ours, theirs] if is_other else [ours])]
+    broker = f"{valkey.url.removesuffix('/0')}/5" if theirs_is_named else valkey.url
+    env = {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
+    command = ("worker", "--pool", "threads", "--without-gossip", "--without-mingle", "-n")
+    started = [Process("tests.acceptance.app", env, *command, "w@same")]
+    if theirs_is_named:
+        started.append(Process("tests.acceptance.app", {**env, "TEST_BROKER": broker}, *command, theirs_is_named))
     try:
         until(lambda: all(" ready." in each.log() for each in started), "they are ready", timeout=60)
-        with Celery(broker=theirs.get("TEST_BROKER", valkey.url), set_as_current=False) as publisher:
+        with Celery(broker=broker, set_as_current=False) as publisher:
             publisher.send_task(tasks.skipped.name, ("k", LONG))
         until(lambda: recorder.events("enter"), "it runs", timeout=60)
 
-        def holders() -> tuple[bool | None, str] | None:
-            found = answered(lambda: examined(tasks.app, "--timeout", "3")).of("holders")
-            return found if found[0] is (not is_other) else None
+        def is_told() -> bool:
+            found, said = answered(lambda: examined(tasks.app, "--timeout", "3")).of("holders")
+            return found is verdict and words in said and ("another deployment" in said) == (verdict is not True)
 
-        _, said = until(holders, "the doctor says so", timeout=60)
+        until(is_told, "the doctor says so", timeout=60)
     finally:
         for process in started:
             process.close()
-
-    assert ("another deployment has the same singleton_lock_prefix" in said) == is_other
-    assert ("1 alive" in said) != is_other
 
 
 # What may surprise.
