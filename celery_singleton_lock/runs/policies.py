@@ -210,8 +210,7 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "rescheduled")
     is_next = conflict.successor == run.task_id
     rank = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.rank
-    # A call that is queued, or its workflow, may end without a call for those that wait for it.
-    if rank and (is_next or holder.fence or holder.token):
+    if rank:
         left = _waiting_left(run, conflict)
         # Whoever gives up has done so by now.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
