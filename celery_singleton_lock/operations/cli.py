@@ -26,6 +26,7 @@ from celery_singleton_lock.operations.rows import (
     Row,
     call_of,
     call_text,
+    event_facts,
     events_table,
     facts_and_rows,
     facts_of,
@@ -217,13 +218,20 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    events = locks_of(obj).history(pattern)
+    locks = locks_of(obj)
+    events = locks.history(pattern)
     if is_json:
         click.echo(json.dumps(events))
-    elif events:
+        return
+    if events:
         click.echo(events_table(events, is_wide=wide or not sys.stdout.isatty()))
     else:
         click.echo("Nothing unusual has happened." if pattern is None else f"Nothing about {pattern!r}.", err=True)
+    # Otherwise an event that was forgotten looks like one that has never happened.
+    kept = locks.history()
+    if kept and len(kept) == locks.store.history:
+        since = event_facts(kept[-1])["when"]
+        click.echo(f"Events before {since} are forgotten: singleton_lock_history keeps {len(kept)}.", err=True)
 
 
 @singleton.command("doctor")

@@ -138,6 +138,18 @@ def test_so_many_are_kept_as_the_setting_says(app: Celery, number: int, kept: li
     assert bool(store_of(app).fields("singleton:v3:history")) == bool(kept)
 
 
+@pytest.mark.parametrize("number", [2, 3])
+def test_who_reads_a_full_history_learns_since_when_it_tells(app: Celery, number: int) -> None:
+    app.conf.singleton_lock_history = number
+    skip(app, "id-1")
+    skip(app, "id-2")
+    oldest = history(app)[-1]["at"]
+
+    said = f"Events before {oldest[:19].replace('T', ' ')} are forgotten: singleton_lock_history keeps {number}."
+    for arguments in ([], ["shop.*"], ["other.*"]):
+        assert (said in operated(app)("history", *arguments).stderr) == (number == 2)
+
+
 def test_what_others_have_written_hides_nothing(app: Celery) -> None:
     skip(app, "the-call")
     counters.flush()
