@@ -123,6 +123,16 @@ class Copies(Contract):
         assert released == Release("left", "taken" if is_taken else "expired")
         assert store.acquire(delivery("copy")) == Done(0, "ended")
 
+    def test_a_copy_that_is_not_known_as_one_finds_the_marker_of_its_message(self, store: Store) -> None:
+        # With SQS, which marks no message that it delivers again.
+        original = claim("original", task_id="a", published=5)
+        original.message = 5
+        granted(store.acquire(original))
+        store.release(original, 1, DUE)
+
+        assert store.acquire(claim("copy", task_id="a", published=5)) == Done(0, "ended")
+        granted(store.acquire(claim("a call that uses the id again", task_id="a", published=6)))
+
     def test_an_ending_whose_result_was_not_stored_for_long_is_none(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
         store.release(delivery("original"), 1, ending=DUE)

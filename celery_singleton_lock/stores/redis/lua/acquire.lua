@@ -84,12 +84,15 @@ local place
 
 -- 1. Is it done, or does another delivery of the message live? One message, one body. But the cool-down of an earlier
 -- attempt does not keep a later one out, which takes its place.
-if marker ~= '' then
-  attempt = tonumber(attempt)
-  local past, outcome, at = read_marker(key, marker)
+-- Each call looks for the marker of an ended run, because some brokers do not say of a copy that it is one.
+attempt = tonumber(attempt or 0)
+if marker ~= '' or (published or '0') ~= '0' then
+  local past, outcome, at = read_marker(key, marker ~= '' and marker or 'done:' .. task_id .. ':' .. published)
   if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
     return {3, now, past, outcome}
   end
+end
+if marker ~= '' then
   local ids = read_numbered(key, '', 1, highest, ':i')
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
