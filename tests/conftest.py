@@ -111,6 +111,8 @@ def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     counters._events.clear()
     counters._unsent.clear()
+    counters._noted.clear()
+    counters._unwritten.clear()
 
 
 @pytest.fixture(autouse=True)
