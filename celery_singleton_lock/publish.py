@@ -283,7 +283,7 @@ def _publish_marked(
     try:
         found = mark()
         if found is not None and not sent and has_ended(task, found):
-            unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False)
+            unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)
             found = mark()
         is_asking = False
         if found is None or sent:

@@ -34,7 +34,7 @@ from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
@@ -143,6 +143,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                     result = answer.unwrap()
             if run.phase is not OVER:
                 connect_postrun()
+        except Revoked as revoked:
+            connect_postrun()
+            if (run := run_of(self.request)) is not None:
+                run.store_revoked(revoked.error)
+            raise
         except BaseException:
             connect_postrun()
             raise

@@ -89,17 +89,18 @@ class SingletonRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Release at the hard limit, though not yet: the child still runs when this is called."""
-        super().on_timeout(soft, timeout)
         if not soft:
             task = self.task
             # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
             is_acknowledged = getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout)
             self._release_once_dead(is_redelivered=task.acks_late and not is_acknowledged)
+        super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """A call that is revoked, or has expired, leaves no mark."""
-        super()._announce_revoked(reason, terminated, signum, expired)
+        # First, because once the end is stored its caller may publish the next call at once.
         self._unmark(has_begun=terminated)
+        super()._announce_revoked(reason, terminated, signum, expired)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
@@ -220,7 +221,8 @@ class SingletonRequest(Request):
         lease = self.lease
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
-            unmark_later(lease.store, lease.key, lease.claim.facts.task_id, ends_cooldown=not stays)
+            task_id = lease.claim.facts.task_id
+            unmark_later(lease.store, lease.key, task_id, ends_cooldown=not stays, call_ended=True)
 
 
 def active_requests() -> list[SingletonRequest]:

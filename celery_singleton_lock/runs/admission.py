@@ -115,7 +115,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
         return True
     if not has_ended(run.task, queued):
         return False
-    unmark(run.store, run.key, str(queued.task_id), ends_cooldown=False)
+    unmark(run.store, run.key, str(queued.task_id), ends_cooldown=False, call_ended=True)
     return True
 
 
@@ -204,8 +204,9 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
 def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         finish_copy(run, answer)
-    if run.continues and run.can_be_requeued and not answer.first.fence:
-        # Nobody runs yet, and the successor may never come.
+    # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
+    would_be_lost = (run.continues and not answer.first.fence) or any(each.call_ended for each in answer.holders)
+    if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
     return Ended(policy.finish(run, answer))
 

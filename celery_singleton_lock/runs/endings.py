@@ -50,28 +50,21 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Revoked(Ignore):
-    """The task has ended as REVOKED; in eager mode its result is made from this."""
+    """The task ends as REVOKED, to be stored once its run holds nothing; in eager mode its result is made from this."""
 
     def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def revoke(task: Task, error: CallRevoked) -> None:
-    """End as REVOKED, or without a result in the header of a chord, whose body waits for every member.
-
-    Raises:
-        Revoked: So that Celery stores nothing else.
-    """
+def store_revoked(task: Task, error: CallRevoked) -> None:
+    """Store REVOKED for the present request, and for what is behind it in a chain."""
     request = task.request
-    if request.chord:
-        return
     is_kept = task.store_eager_result if request.is_eager else True
     if is_kept and not (task.ignore_result or request.ignore_result):
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if not request.is_eager:
         _end_later_steps(task, error)
-    raise Revoked(error)
 
 
 def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerResult:
@@ -157,12 +150,15 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """The result backend has, or will have, the result of the holder's run, and every process can read it."""
+    """The result backend has, or will have, the result of the holder's run, and every process can read it.
+
+    The result of a call that has ended may be deleted already, so nobody waits for that one.
+    """
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
     # The store does not know the task name of a waiter, so it may be an item.
     is_waiter = holder.token and not (holder.fence or holder.is_on_hold)
-    if is_lock or is_item or is_waiter or not holder.keeps_result:
+    if is_lock or is_item or is_waiter or holder.call_ended or not holder.keeps_result:
         return False
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
 

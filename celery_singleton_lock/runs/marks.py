@@ -45,20 +45,36 @@ def until_expired(task: Task, expires: Any) -> float:
     return float("inf") if expires is None else max(_A_MOMENT, seconds_until(task, expires))
 
 
-def unmark(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
+def unmark(
+    store: Store,
+    key: str,
+    task_id: str,
+    *,
+    ends_cooldown: bool = True,
+    call_ended: bool = False,
+    may_arrive: bool = False,
+) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
     try:
-        store.unmark(key, task_id, ends_cooldown=ends_cooldown)
+        store.unmark(key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
         is_answered = True
     except StoreError:
         is_answered = False
     if not is_answered or may_arrive:
-        unmark_later(store, key, task_id, ends_cooldown=ends_cooldown, may_arrive=may_arrive)
+        unmark_later(store, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended, may_arrive=may_arrive)
 
 
-def unmark_later(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
+def unmark_later(
+    store: Store,
+    key: str,
+    task_id: str,
+    *,
+    ends_cooldown: bool = True,
+    call_ended: bool = False,
+    may_arrive: bool = False,
+) -> None:
     """End it in the background: a main process waits for no store."""
-    end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown)
+    end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
 
 
@@ -92,7 +108,8 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
     If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
-    That call would not be sent, and its caller would wait for a result that nobody stores again.
+    That call would not be sent, and its caller would wait for a result that nobody stores again. The run that has
+    replaced itself may still hold the key, for example in a `finally`; from now on it refuses no publisher, either.
 
     The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """
@@ -106,7 +123,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
         for key, replaced in workflows:
             if replaced in ending:
-                end(store_of(app), key, replaced, ends_cooldown=False)
+                end(store_of(app), key, replaced, ends_cooldown=False, call_ended=True)
 
 
 def look_after_workflows(app: Celery) -> None:

@@ -64,7 +64,7 @@ class Policy(ABC):
         return self
 
     def for_later_attempt(self) -> "Policy":
-        """The nearest policy for an attempt that would be lost for nothing, because nobody runs yet."""
+        """The nearest policy for a run that would be lost for nothing, because no call runs in its place."""
         return self
 
     def before_acquire(self, run: Run) -> Ended | Asks:  # noqa: ARG002

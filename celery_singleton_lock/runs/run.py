@@ -53,7 +53,7 @@ from celery_singleton_lock.runs.delivery import (
     state_of,
     way_of,
 )
-from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke, store_retry_once
+from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_retry_once, store_revoked
 from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expired
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
@@ -295,17 +295,25 @@ class Run:
         return None
 
     def revoke(self, text: str, reason: Reason, holder: str | None) -> None:
-        """End as REVOKED, or without a result in the header of a chord, whose body waits for every member."""
+        """End as REVOKED, or without a result in the header of a chord, whose body waits for every member.
+
+        Raises:
+            Revoked: `store_revoked` has to follow.
+        """
         # An item has no state of its own to store; its map has a place for its result.
-        if self.way is ITEM:
-            return
+        if not (self.way is ITEM or self.request.chord):
+            raise Revoked(CallRevoked(text, self.key, holder, reason))
+
+    def store_revoked(self, error: CallRevoked) -> None:
+        """Store its end as REVOKED, once it holds nothing.
+
+        A caller who gets the end may forget it, and publish the next call at once. If this run still held the key, that
+        call would not be sent, and its caller would wait for the result that was forgotten.
+        """
         end_workflows(self.task.app, self.task_id, vars(self.request))
-        try:
-            revoke(self.task, CallRevoked(text, self.key, holder, reason))
-        except Revoked:
-            # Celery sends no event for a run that stores its own end, so for a monitor the run would go on for ever.
-            self.send_event("task-revoked", terminated=False, signum=None, expired=False)
-            raise
+        store_revoked(self.task, error)
+        # Celery sends no event for a run that stores its own end, so for a monitor the run would go on for ever.
+        self.send_event("task-revoked", terminated=False, signum=None, expired=False)
 
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""

@@ -132,6 +132,7 @@ class Holder:
         ttl: Seconds for which a renewal keeps it; 0 if that is not known.
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
             example, hands its result to its caller alone.
+        call_ended: Its call has ended, although its run may go on. The next call may be published.
     """
 
     key: str
@@ -148,6 +149,7 @@ class Holder:
     label: str | None = None
     ttl: float = 0.0
     keeps_result: bool = True
+    call_ended: bool = False
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":

@@ -99,6 +99,18 @@ dying_at_once = task_with(
     ignore_result=True,
 )
 stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
+
+
+class Reports(SingletonTask):
+    """Reports a failure to somebody who takes their time."""
+
+    abstract = True
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        wait_at(recorder, "it is reported")
+
+
+reporting = task_with("reporting", base=Reports, lock_mode="until_executed")
 ignoring = task_with("ignoring", ignore_result=True)
 
 

@@ -8,7 +8,9 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
+from celery import VERSION
 from celery.apps import worker
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.stores.records import LockState
@@ -146,6 +148,52 @@ def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(
             assert timedelta(seconds=20) < left < timedelta(seconds=60)
         else:
             until(lambda: task.lock_state("k") == LockState(task.lock_key_for("k"), at=ANY), "nothing is left")
+
+
+def after(first: Any, task: Any) -> Any:
+    """The next call, once *first* stands for none any more."""
+
+    def published() -> Any:
+        result = task.delay("k", 2)
+        return result if result.id != first.id else None
+
+    return until(published, "the next call is published")
+
+
+def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_dead_yet(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = combined.stumbling
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "60"}, concurrency=2):
+        first = task.delay("k", 1, gate="never")
+        run = until(lambda: recorder.events("enter"), "it runs")[0]
+        os.kill(run.pid, signal.SIGSTOP)
+        tasks.app.control.revoke(first.id, terminate=True)
+        with pytest.raises(TaskRevokedError):
+            first.get(timeout=20)
+        first.forget()
+
+        second = after(first, task)
+        until(lambda: second.state == "RETRY", "it waits for the end of the child", timeout=20)
+        assert [each.task_id for each in task.lock_holders("k")] == [first.id]
+        os.kill(run.pid, signal.SIGCONT)
+        assert second.get(timeout=20) == 2
+
+
+@pytest.mark.skipif(VERSION < (5, 7), reason="before Celery 5.7, no hook is called at a hard time limit")
+def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_runs(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = combined.reporting
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "60"}, concurrency=2):
+        first = task.apply_async(("k", 1), {"gate": "never"}, time_limit=1)
+        with pytest.raises(TimeLimitExceeded):
+            first.get(timeout=20)
+        first.forget()
+
+        second = after(first, task)
+        open_gate(recorder, "it is reported")
+        assert second.get(timeout=20) == 2
 
 
 @pytest.mark.prove

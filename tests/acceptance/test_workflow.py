@@ -8,7 +8,7 @@ from celery.exceptions import ChordError
 
 from tests.acceptance import workflow_app
 from tests.gates import open_gate
-from tests.recorder import Recorder
+from tests.recorder import Recorder, overlaps
 from tests.waiting import until
 from tests.workers import workers
 
@@ -110,25 +110,46 @@ def until_all_have_ended(task: Any, hows: list[str]) -> None:
 def test_a_result_that_is_forgotten_at_once_ends_no_less(env: dict[str, str], broker: str, recorder: Recorder) -> None:
     task = workflow_app.workflow
     open_gate(recorder, GATE)
-
-    def has_released() -> bool:
-        # The last step may end some milliseconds before the run that it replaces, and that run stands for the call.
-        return not task.lock_holders("k")
-
     with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=2):
         seen = set()
         for _ in range(5):
             first = task.delay("k", "chain", GATE)
             assert first.get(timeout=SOON) == "done"
             first.forget()
-            until(has_released, "its run has ended", timeout=SOON)
             failing = task.delay("k", "failing chain", GATE)
             with pytest.raises(ValueError, match="a step"):
                 failing.get(timeout=SOON)
             failing.forget()
-            until(has_released, "its run has ended", timeout=SOON)
             seen |= {first.id, failing.id}
         assert len(seen) == 10
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "chain",
+        "failing chain",
+        *(pytest.param(kind, marks=pytest.mark.prove) for kind in ("failing last", "group", "chord", "failing chord")),
+    ],
+)
+def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobody_from_publishing(
+    tasks: Any, env: dict[str, str], recorder: Recorder, kind: str
+) -> None:
+    task = workflow_app.workflow
+    open_gate(recorder, GATE)
+    with workers(APP, env, 1, concurrency=3):
+        first = task.delay("k", kind, GATE, "its body ends")
+        first.get(timeout=SOON, propagate=False)
+        first.forget()
+        assert [each.task_id for each in task.lock_holders("k")] == [first.id]
+
+        second = task.delay("k")
+        assert second.id != first.id
+        assert task.delay("k").id == second.id
+        until(lambda: second.state == "RETRY", "it waits", timeout=SOON)
+        open_gate(recorder, "its body ends")
+        assert second.get(timeout=SOON) == "alone"
+    assert overlaps([event for event in recorder.events() if event.key == "begin"]) == []
 
 
 @pytest.mark.prove

@@ -26,11 +26,18 @@ def step(self: Any, gate: str | None = None, fails: bool = False) -> str:
 
 def workflow_with(name: str, **options: Any) -> Any:
     @app.task(base=SingletonTask, bind=True, name=name, lock_mode="until_executed", lock_key=("key",), **options)
-    def workflow(self: Any, key: Any, kind: str = "", gate: str | None = None) -> Any:
+    def workflow(self: Any, key: Any, kind: str = "", gate: str | None = None, until: str | None = None) -> Any:
+        """Replace itself by such a workflow, and go on until a gate opens."""
         with recorder.body("begin", self.request.id):
-            pass
-        if not kind:
-            return "alone"
+            if not kind:
+                return "alone"
+            try:
+                raise self.replace(canvas(self, key, kind, gate))
+            finally:
+                if until:
+                    wait_at(recorder, until)
+
+    def canvas(self: Any, key: Any, kind: str, gate: str | None) -> Any:
         canvases = {
             "chain": lambda: chain(step.si(gate), step.si()),
             "group": lambda: group(step.si(gate), step.si()),
@@ -43,7 +50,7 @@ def workflow_with(name: str, **options: Any) -> Any:
             "own key last": lambda: chain(step.si(gate), self.si(key)),
             "unserialisable": lambda: step.si(object()),
         }
-        raise self.replace(canvases[kind]())
+        return canvases[kind]()
 
     return workflow
 

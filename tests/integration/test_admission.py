@@ -1,6 +1,7 @@
 """What becomes of a message, delivery by delivery: from a broker in memory, traced as a worker does it."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from celery import Celery, Task, states, uuid
 
 from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.testing import memory_store
 from tests.tracing import tracer_of
 from tests.waiting import until
@@ -246,6 +248,60 @@ def test_a_call_that_another_queued_call_keeps_out_waits_for_lock_wait_timeout_a
     assert world.deliver(world.sent) == "FAILURE"
 
     assert isinstance(world.result.result, LockHeld)
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_call_that_meets_a_run_whose_call_has_ended_waits_for_the_end_of_that_run(world: World, policy: str) -> None:
+    world.define(lock_on_conflict=policy, lock_wait_timeout=0.01 if policy == "wait" else None)
+    release = world.is_held()
+    world.store.unmark(world.task.lock_key_for(), "the-holder", call_ended=True)
+    message = publish(world)
+    if policy == "wait":
+        # It waits in its place, as it does for any other run.
+        assert world.deliver(message) == "FAILURE"
+        return
+
+    assert world.deliver(message) == "RETRY"
+    assert (world.ran, len(world.task.lock_holders())) == ([], 1)
+    release()
+    assert world.deliver(world.sent) == "SUCCESS"
+    assert world.ran == [(1, True)]
+
+
+@pytest.mark.parametrize("how", ["is done", "fails", "raises LockHeld", "is skipped", "is broken"])
+def test_an_end_is_stored_once_nothing_is_left_of_its_call(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    # Its caller may forget the result and publish the next call at once.
+    def body(task: Any, number: int = 1) -> str:
+        if how == "fails":
+            raise ValueError
+        if how == "is broken":
+            Inventory(world.store).break_lock(task.lock.key, [task.lock.token], "alice")
+            until(lambda: task.lock.lost, "it is told")
+            time.sleep(20)
+        return "ran"
+
+    def stored(task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        left.append((state, world.task.lock_state().queued, [each.task_id for each in world.task.lock_holders()]))
+        return store(task_id, result, state, *args, **kwargs)
+
+    left: list[Any] = []
+    store = world.app.backend.store_result
+    policy = "raise" if how == "raises LockHeld" else "skip"
+    world.define(body, lock_mode="until_executed", lock_ttl=1, lock_on_conflict=policy)
+    message = publish(world)
+    holders = []
+    if how in ("is skipped", "raises LockHeld"):
+        # Sent by another service, it had no mark to heed.
+        world.is_held(ttl=600)
+        holders = ["the-holder"]
+    monkeypatch.setattr(world.app.backend, "store_result", stored)
+
+    state = world.deliver(message)
+
+    assert left == [(state, None, holders)]
+    assert state == {"is done": "SUCCESS", "is skipped": "REVOKED", "is broken": "REVOKED"}.get(how, "FAILURE")
 
 
 # Copies of a message.

@@ -40,6 +40,8 @@ _VALUES_PER_HOLDER = 7
 _SEPARATOR = "\x1f"
 # The word in the grant of a holder whose result nobody else can read.
 _NO_RESULT = "no-result"
+# The word in the grant of a run that goes on although its call has ended.
+_ENDED = "ended"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 _GRANTED = 1
@@ -212,6 +214,7 @@ def _holder(
     task_name, label = _name_and_label_in(name)
     facts = _numbers_in(grant, 6) if place else [now, -now, 0, 0, 0, int(grant or 0)]
     since, ahead, ttl, pid, attempt, published = facts
+    words = grant.split(" ")
     return Holder(
         key=key,
         token=token,
@@ -227,7 +230,9 @@ def _holder(
         published=published,
         label=label or None,
         ttl=ttl / 1000,
-        keeps_result=_NO_RESULT not in grant.split(" "),
+        keeps_result=_NO_RESULT not in words,
+        # In a cool-down no run goes on.
+        call_ended=_ENDED in words and not token.startswith("~"),
     )
 
 

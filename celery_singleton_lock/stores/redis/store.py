@@ -256,14 +256,23 @@ class Store:
         return float(reply[1]) / 1_000_000 if reply[0] == 1 else conflict_in(key, reply).first
 
     def unmark(
-        self, key: str, task_id: str, *, ends_cooldown: bool = True, heeds: bool = False, claim: Claim | None = None
+        self,
+        key: str,
+        task_id: str,
+        *,
+        ends_cooldown: bool = True,
+        call_ended: bool = False,
+        heeds: bool = False,
+        claim: Claim | None = None,
     ) -> Conflict | None:
         """End what a call has left: it is queued and next no longer, and its cool-down ends if *ends_cooldown*.
+
+        If the *call_ended*, its run stands for no other call from now on, although that run may still hold the key.
 
         If it *heeds*, leave everything if another call is queued, and return the conflict with it; with a *claim* that
         `succeeds`, only if that one is newer, or if a newer one has begun.
         """
-        words = f"{'cooldown' if ends_cooldown else ''} {'heeds' if heeds else ''}"
+        words = f"{'cooldown' if ends_cooldown else ''} {'ended' if call_ended else ''} {'heeds' if heeds else ''}"
         reply = self.request(UNMARK, key, (task_id, words, *begins_text(claim)))[0]
         return None if reply == 1 else conflict_in(key, reply)
 

@@ -84,6 +84,38 @@ class Marks(Contract):
         store.release(call("a", limit=limit), 1)
         assert mark_queued(store, "next", limit=limit) is None
 
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_run_whose_call_has_ended_keeps_its_place_and_no_call_from_being_queued(
+        self, store: Store, limit: int
+    ) -> None:
+        holders = [call(name, limit=limit) for name in "ab"[:limit]]
+        for each in holders:
+            granted(store.acquire(each))
+        store.unmark(KEY, "stranger", call_ended=True)
+        store.unmark(KEY, "a")
+        assert found(mark_queued(store, "next", limit=limit)).task_id in tuple("ab")
+
+        for _ in range(2):
+            assert not store.unmark(KEY, "a", ends_cooldown=False, call_ended=True)
+
+        assert mark_queued(store, "next", limit=limit) is None
+        assert found(mark_queued(store, "another", limit=limit)).task_id == "next"
+        conflict = refused(store.acquire(call("next", limit=limit, heeds_queued=True)))
+        assert {each.task_id: each.call_ended for each in conflict.holders} == {
+            each.token: each.token == "a" for each in holders
+        }
+        store.release(holders[0], 1)
+        granted(store.acquire(call("next", limit=limit, heeds_queued=True)))
+        assert not any(each.call_ended for each in store.holders(KEY))
+
+    def test_the_cool_down_of_a_call_that_had_ended_before_its_run_keeps_others_out(self, store: Store) -> None:
+        granted(store.acquire(call("a", min_hold=600.0)))
+        store.unmark(KEY, "a", call_ended=True)
+        store.release(call("a", min_hold=600.0), 1)
+
+        assert found(mark_queued(store, "next", limit=1)).state == "cooldown"
+        assert not refused(store.acquire(call("next"))).first.call_ended
+
     def test_a_retry_of_a_run_does_not_heed_who_is_queued(self, store: Store) -> None:
         # A call with a countdown of ten minutes must not keep a retry out that is due in a second.
         mark_queued(store, "later", seconds=600.0)

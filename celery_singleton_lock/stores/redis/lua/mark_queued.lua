@@ -63,8 +63,12 @@ if queued and queued.task_id ~= mine then
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooldown) then
-  places = read_places(key, tonumber(known[1] or 1))
-  for _, each in ipairs(places) do
+  local highest = tonumber(known[1] or 1)
+  places = read_places(key, highest)
+  -- A run whose call has ended stands for no other call: nobody would store a result for that one.
+  for place, grant in ipairs(read_numbered(key, '', 1, highest, ':')) do
+    local each = places[place]
+    each.alive = each.alive and (is_on_hold(each.token) or not has_ended(grant))
     held = held + (each.alive and places_of(each.token) or 0)
   end
 end

@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  words: `cooldown` lets others be published at once; `heeds` gives way to another call that is queued
+-- ARGV[2]  words: `cooldown` lets others be published at once; `heeds` gives way to another call that is queued; `ended` notes
+--          that the call has ended, although its run may hold a place still
 -- ARGV[3]  of a call that begins, and gives way to a newer one only: `rerun`, milliseconds for which it supersedes older
 --          ones, publication, and its task's name where the lock has another name
 --
@@ -47,6 +48,9 @@ if was_queued then
 end
 if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'cooldown')
+end
+if string.find(ARGV[2], 'ended', 1, true) then
+  note_end(key, tonumber(known[4] or 1), mine)
 end
 if known[8] then
   leave_line(key, known[8], '@' .. mine)

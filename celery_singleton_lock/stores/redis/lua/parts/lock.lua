@@ -18,7 +18,8 @@ end
 --   broken:<token>  who has asked that holder to end, if it was a person; replaced:<token>  the call, if it was a successor
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; and then words, of which an unknown one means nothing: `no-result` if nobody else can read the
---               holder's result. Together no more than 64 bytes, because a longer value doubles what the hash takes
+--               holder's result; `ended` once its call has ended, though its run may go on. Together no more than 64 bytes
+--               while its call goes on, because a longer value doubles what the hash takes
 --   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name, and then '\31' and a label if there is one
 --   <place>:c   a copy of its message has come
 --   places      the highest place in use, if that is not 1
@@ -57,6 +58,21 @@ end
 
 local function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
+end
+
+-- Whether a call has ended whose run may hold the place still.
+local function has_ended(grant)
+  return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
+end
+
+local function note_end(key, highest, task_id)
+  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  for place, id in ipairs(read_numbered(key, '', 1, highest, ':i')) do
+    local grant = id == task_id and redis.call('HGET', key, place .. ':')
+    if grant and not has_ended(grant) then
+      redis.call('HSET', key, place .. ':', grant .. ' ended')
+    end
+  end
 end
 
 -- Whether a holder was asked to stop does not change here.
