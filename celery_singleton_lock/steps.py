@@ -1,7 +1,7 @@
 """The steps of a worker: as it starts, and as it loses its broker."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -112,17 +112,22 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
     """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
+    silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease
         if lease is None:
             continue
+        # Each run would wait for a store that is away, so only the first one does. The runs at other stores are marked.
+        error = silent.get(lease.store.part_of(lease.key))
         try:
-            # With a limit of 0 it gets no place.
-            lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
-        except SingletonLockError as error:
-            text = "a copy of it may run: %s"
-            log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=lease.key, task_id=request.id)
-            return
+            if error is None:
+                # With a limit of 0 it gets no place.
+                lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
+                continue
+        except SingletonLockError as failed:
+            error = silent[lease.store.part_of(lease.key)] = failed
+        text = "a copy of it may run: %s"
+        log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=lease.key, task_id=request.id)
 
 
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:

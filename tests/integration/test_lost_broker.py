@@ -1,0 +1,63 @@
+"""A worker that has lost its broker expects the messages of what it runs once more."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, uuid
+from celery.utils.imports import symbol_by_name
+from celery.worker import state
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.steps import LostConnection
+from celery_singleton_lock.stores.records import Ending
+from tests.servers import Server
+
+
+def running(app: Celery, number: int) -> list[Any]:
+    """The requests of calls that this worker runs."""
+
+    @app.task(base=SingletonTask, shared=False)
+    def runs(number: int) -> None: ...
+
+    queue = app.conf.task_default_queue = uuid()
+    requests = []
+    with app.connection_for_read() as connection:
+        for each in range(number):
+            runs.delay(each)
+            message = connection.default_channel.basic_get(queue, no_ack=True)
+            requests.append(symbol_by_name(runs.Request)(message, app=app, task=runs, hostname="here"))
+    state.active_requests.update(requests)
+    return requests
+
+
+@pytest.fixture
+def another() -> Iterator[Celery]:
+    app = Celery("another", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = f"memory://{uuid()}"
+    yield app
+    app.close()
+
+
+def test_a_store_that_does_not_answer_costs_the_runs_at_another_store_nothing(
+    app: Celery, another: Celery, server: Server
+) -> None:
+    app.conf.singleton_lock_url = server.url.replace("//", "//nobody:wr0ng@")
+    # So many, because nobody knows in which order they are asked for.
+    refused, answered = running(app, 5), running(another, 5)
+    store = store_of(another)
+    claims = [each.lease.claim for each in answered]
+    for claim in claims:
+        store.acquire(claim)
+
+    LostConnection(None).stop(None)
+
+    is_done = threading.Event()
+    background.submit(is_done.set)
+    assert is_done.wait(60)
+    answers = [store.release(claim, 1, Ending("ended", 60.0, is_due=False)) for claim in claims]
+    assert [answer.marker for answer in answers] == ["left"] * 5
+    state.active_requests.difference_update([*refused, *answered])
