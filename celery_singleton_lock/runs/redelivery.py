@@ -91,7 +91,7 @@ def mark_stored(run: Run) -> None:
     run.ending = None
     claim = run.claim
     mark = partial(run.store.mark_done, run.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
-    if run.marker == "left":
+    if ending.marker == "left":
         try:
             mark()
             return

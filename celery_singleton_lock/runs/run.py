@@ -58,7 +58,7 @@ from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expire
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Ending, Facts, Holder, Marker
+from celery_singleton_lock.stores.records import Claim, Ending, Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 
 # The outcomes after which a call is requeued to ask once more.
@@ -99,9 +99,8 @@ class Run:
     """One execution of a task whose key it has to hold."""
 
     retry = PublishedRetry()
-    # What later deliveries of its message have to know, until the store knows all of it; and whether it knows it yet.
+    # For later deliveries of its message; None once the store knows all of it.
     ending: Ending | None = None
-    marker: Marker = "none"
     # Another message, or delivery, goes on with its call.
     goes_on_elsewhere = False
 
@@ -378,9 +377,11 @@ class Run:
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
         if self.lease.unreleased:
-            self.marker = self.lease.give_back(self.ending).marker
-            if self.marker == "none":
+            marker = self.lease.give_back(self.ending).marker
+            if marker == "none":
                 self.ending = None
+            elif self.ending is not None:
+                self.ending.marker = marker
         if self.lease.fence == 0 and not self.goes_on_elsewhere:
             self.unmark()
 

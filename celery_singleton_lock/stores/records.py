@@ -96,6 +96,10 @@ class Done:
     outcome: Outcome  # `stored` once its result is stored, `ended` until then; `retried` if another attempt follows
 
 
+Marker = Literal["none", "left", "unknown"]
+"""Whether the store has a marker; it is unknown if it gave no answer."""
+
+
 @dataclass(slots=True)
 class Ending:
     """The end of a run, recorded at its release, for later deliveries of its message."""
@@ -103,6 +107,7 @@ class Ending:
     outcome: Outcome
     kept: float  # for how long the broker may deliver the message again
     is_due: bool  # later deliveries are likely, although none has come yet
+    marker: Marker = "unknown"  # in which the store keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +229,6 @@ class Renewal(IntEnum):
 
 # A table, because `Renewal(number)` costs several calls.
 RENEWALS = {int(each): each for each in Renewal}
-
-
-Marker = Literal["none", "left", "unknown"]
-"""Whether the store has a marker; it is unknown if it gave no answer."""
 
 
 @dataclass(frozen=True, slots=True)
