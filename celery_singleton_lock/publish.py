@@ -22,7 +22,7 @@ from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
-from celery_singleton_lock.runs.endings import CallRevoked, has_result, why_unreadable
+from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
@@ -298,11 +298,17 @@ def _publish_marked(
     # Without an id of its own, the caller has never seen the one that it was given here.
     _report_unpublished(task, key, found, _facts_of(options["task_id"] if has_own_id else "", about["label"]))
     result = task.AsyncResult(found.task_id)
-    # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
+    # In each case `get` would wait for ever, because no result is kept, or none that this caller can read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
-    if not (result.ignored or has_result(task, found)):
+    if not result.ignored and (not has_result(task, found) or _is_gone(task, found)):
         _end_as_skipped(task, key, result)
     return result
+
+
+def _is_gone(task: Task, found: Holder) -> bool:
+    """The other call has left only a cool-down, so it has ended; and its result has expired, or was deleted."""
+    is_over = task.lock_options.mode == "until_executed" and found.state == "cooldown"
+    return is_over and final_result(task, str(found.task_id)) is None
 
 
 def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Holder) -> None:

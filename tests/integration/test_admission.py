@@ -304,6 +304,25 @@ def test_an_end_is_stored_once_nothing_is_left_of_its_call(
     assert state == {"is done": "SUCCESS", "is skipped": "REVOKED", "is broken": "REVOKED"}.get(how, "FAILURE")
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_caller_in_a_cool_down_gets_the_earlier_result_and_waits_for_none_that_is_gone(
+    world: World, is_kept: bool
+) -> None:
+    world.define(lock_mode="until_executed", lock_min_hold=3600)
+    assert world.deliver(publish(world)) == "SUCCESS"
+    if not is_kept:
+        world.result.forget()
+
+    again = world.task.delay(1)
+
+    assert (again.id, world.sent) == (ME, None)
+    if is_kept:
+        assert again.get(timeout=5) == "ran"
+    else:
+        with pytest.raises(CallRevoked, match=f"task_id={ME} stands for this call"):
+            again.get(timeout=5)
+
+
 # Copies of a message.
 
 
