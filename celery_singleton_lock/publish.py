@@ -23,7 +23,7 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
+from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
@@ -382,7 +382,8 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
-        unmark_later(store, key, task_id, ends_cooldown=not options.get("retries"), may_arrive=True)
+        is_first = not options.get("retries")
+        unmark(store, key, task_id, ends_cooldown=is_first, may_arrive=True, in_background=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
 

@@ -100,7 +100,7 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
     remember_limits(sender)
     sender.app.steps["worker"].add(Start)
     sender.app.steps["consumer"].update((LostConnection, CallsThatWait))
-    look_after_workflows(sender.app)
+    look_after_workflows()
 
 
 @beat_init.connect(weak=False)

@@ -30,7 +30,7 @@ from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
-from celery_singleton_lock.runs.marks import unmark_later
+from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -221,8 +221,8 @@ class SingletonRequest(Request):
         lease = self.lease
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
-            task_id = lease.claim.facts.task_id
-            unmark_later(lease.store, lease.key, task_id, ends_cooldown=not stays, call_ended=True)
+            ends = {"ends_cooldown": not stays, "call_ended": True}
+            unmark(lease.store, lease.key, lease.claim.facts.task_id, **ends, in_background=True)
 
 
 def active_requests() -> list[SingletonRequest]:

@@ -1,7 +1,7 @@
 """What a call has left in the store while it holds nothing; it ends once its message has ended for good."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task, states
 from celery._state import get_current_task
+from celery.backends.base import Backend
 from celery.exceptions import Ignore, Reject
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -53,29 +54,20 @@ def unmark(
     ends_cooldown: bool = True,
     call_ended: bool = False,
     may_arrive: bool = False,
+    in_background: bool = False,
 ) -> None:
-    """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
-    try:
-        store.unmark(key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
-        is_answered = True
-    except StoreError:
-        is_answered = False
-    if not is_answered or may_arrive:
-        unmark_later(store, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended, may_arrive=may_arrive)
+    """End it now, or *in_background* for a main process, which waits for no store; see `Store.unmark`.
 
-
-def unmark_later(
-    store: Store,
-    key: str,
-    task_id: str,
-    *,
-    ends_cooldown: bool = True,
-    call_ended: bool = False,
-    may_arrive: bool = False,
-) -> None:
-    """End it in the background: a main process waits for no store."""
+    If the store does not answer, it is ended in the background as well. See `PendingRelease` for *may_arrive*.
+    """
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
-    background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
+    is_answered = False
+    if not in_background:
+        with suppress(StoreError):
+            end()
+            is_answered = True
+    if may_arrive or not is_answered:
+        background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
 
 
 # Workflows.
@@ -92,18 +84,6 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
     return [each for each in pairs if isinstance(each, list) and list(map(type, each)) == [str, str]]
 
 
-_on_replace = Task.on_replace
-
-
-def on_replace(task: Task, canvas: Any) -> Any:
-    """As Celery's; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
-    if workflows := workflows_of(vars(task.request)):
-        for step, _ in tasks_in(canvas):
-            options = step.setdefault("options", {})
-            options["headers"] = {**(options.get("headers") or {}), WORKFLOWS: workflows}
-    return _on_replace(task, canvas)
-
-
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
@@ -115,65 +95,70 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     """
     if not (workflows := workflows_of(message)):
         return
-    # A main process waits for no store.
-    end = unmark if get_current_task() is not None else unmark_later
+    # No task runs in a main process.
+    is_main = get_current_task() is None
     # Whatever is wrong with the message or the store, the step's end is stored. The next call looks for that end.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
         for key, replaced in workflows:
             if replaced in ending:
-                end(store_of(app), key, replaced, ends_cooldown=False, call_ended=True)
+                unmark(store_of(app), key, replaced, ends_cooldown=False, call_ended=True, in_background=is_main)
 
 
-def look_after_workflows(app: Celery) -> None:
-    """Let the workers of the app end the marks of workflows whose steps they run, whoever has written the steps."""
-    # A step may replace itself, too. Celery hands no header of it on.
-    Task.on_replace = on_replace
-    if "_get_backend" not in vars(app):
-        make = app._get_backend  # noqa: SLF001 (before Celery 5.7, each thread makes its own)
-        _end_workflows_before(app.backend)
-        vars(app)["_get_backend"] = lambda: _end_workflows_before(make())
+_on_replace = Task.on_replace
+_chord_error_from_stack = Backend.chord_error_from_stack
 
 
-def _end_workflows_before(backend: Any) -> Any:
-    """The same result backend, which from now on calls `end_workflows` before it stores an end.
+def _replace(task: Task, canvas: Any) -> Any:
+    """As Celery's; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
+    if workflows := workflows_of(vars(task.request)):
+        for step, _ in tasks_in(canvas):
+            options = step.setdefault("options", {})
+            options["headers"] = {**(options.get("headers") or {}), WORKFLOWS: workflows}
+    return _on_replace(task, canvas)
 
-    Celery calls it for every task that ends, also if the task is not ours, is killed or revoked, or keeps no result.
+
+def _ending_first(store: Callable[..., Any], place: int, *, has_failed: bool = True) -> Callable[..., Any]:
+    """The method of a result backend that stores an end, which from now on calls `end_workflows` before it does so.
+
+    The request is at that *place* behind the task id.
     """
-    app = backend.app
-    done, failed, revoked = backend.mark_as_done, backend.mark_as_failure, backend.mark_as_revoked
-    chord_failed = backend.chord_error_from_stack
 
-    # Plain tasks call this, too. `hasattr` is all that they pay.
-    def mark_as_done(task_id: Any, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
+        request = args[place] if len(args) > place else kwargs.get("request")
+        # Plain tasks call this, too. `hasattr` is nearly all that they pay.
         if hasattr(request, WORKFLOWS):
-            end_workflows(app, task_id, vars(request), has_failed=False)
-        return done(task_id, result, request, *args, **kwargs)
+            end_workflows(backend.app, task_id, vars(request), has_failed=has_failed)
+        return store(backend, task_id, *args, **kwargs)
 
-    def mark_as_failure(
-        task_id: Any, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        if hasattr(request, WORKFLOWS):
-            end_workflows(app, task_id, vars(request))
-        return failed(task_id, exc, traceback, request, *args, **kwargs)
+    return ended
 
-    def mark_as_revoked(task_id: Any, reason: Any = "", request: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if hasattr(request, WORKFLOWS):
-            end_workflows(app, task_id, vars(request))
-        return revoked(task_id, reason, request, *args, **kwargs)
 
-    # The members of the header have ended, and the body never begins.
-    def chord_error_from_stack(callback: Any, *args: Any, **kwargs: Any) -> Any:
-        for body, _ in tasks_in(callback):
-            options = body.get("options") or {}
-            message = {**(options.get("headers") or {}), "chain": options.get("chain")}
-            end_workflows(app, options.get("task_id"), message)
-        return chord_failed(callback, *args, **kwargs)
+def _chord_failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
+    """As Celery's: the members of the header have ended, and the body never begins."""
+    for body, _ in tasks_in(callback):
+        options = body.get("options") or {}
+        message = {**(options.get("headers") or {}), "chain": options.get("chain")}
+        end_workflows(backend.app, options.get("task_id"), message)
+    return _chord_error_from_stack(backend, callback, *args, **kwargs)
 
-    ours = mark_as_done, mark_as_failure, mark_as_revoked, chord_error_from_stack
-    vars(backend).update((each.__name__, each) for each in ours)
-    return backend
+
+# Celery calls one of the last four for each task that ends, also if the task is killed or revoked, or keeps no result.
+# No backend of Celery's has a method of its own in the place of one of them.
+_IN_A_WORKER = (
+    (Task, "on_replace", _replace),
+    (Backend, "mark_as_done", _ending_first(Backend.mark_as_done, 1, has_failed=False)),
+    (Backend, "mark_as_failure", _ending_first(Backend.mark_as_failure, 2)),
+    (Backend, "mark_as_revoked", _ending_first(Backend.mark_as_revoked, 1)),
+    (Backend, "chord_error_from_stack", _chord_failed),
+)
+
+
+def look_after_workflows() -> None:
+    """Let this worker end the marks of the workflows whose steps it runs, whoever has written the steps."""
+    for owner, name, ours in _IN_A_WORKER:
+        setattr(owner, name, ours)
 
 
 @contextmanager
@@ -231,7 +216,7 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
     end_workflows(app, headers["id"], headers)
     notes = Notes.of(headers, headers["id"])
     if notes.key and notes.left_something:
-        unmark_later(store_of(app), notes.key, str(headers["id"]))
+        unmark(store_of(app), notes.key, str(headers["id"]), in_background=True)
 
 
 def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:

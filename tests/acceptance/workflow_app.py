@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from celery import chain, chord, group, signature
+from celery.backends.redis import RedisBackend
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, collect, recorder
@@ -79,6 +80,11 @@ def ends(self: Any, how: str = "well") -> str:
     return "done"
 
 
+@app.task(backend=RedisBackend(app=app, url=app.conf.result_backend))
+def ends_elsewhere() -> str:
+    return "done"
+
+
 def replaces_itself(self: Any) -> Any:
     raise self.replace(chain(ends.si(), ends.si()))
 
@@ -108,6 +114,7 @@ ENDINGS: dict[str, Any] = {
     "a group": lambda first: group(first, ends.si()),
     "a chord": lambda first: chord([first, ends.si()], collect.s()),
     "a chord in a chain": lambda first: chain(first, group(ends.si(), ends.si()), ends.si(), ends.si()),
+    "the last step keeps its result elsewhere": lambda first: chain(first, ends_elsewhere.si()),
     "a step fails": lambda first: chain(first, ends.si("fails"), ends.si(), ends.si()),
     "the last step fails": lambda first: chain(first, ends.si("fails")),
     "a step before a chord fails": lambda first: chain(first, ends.si("fails"), group(ends.si(), ends.si()), ends.si()),
