@@ -19,12 +19,11 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count, note
-from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, until_expired
-from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, text_of, with_notes
+from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, Origin, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -44,34 +43,28 @@ _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "li
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
-_NO_RUN = "", 0, 0
-_continued: ContextVar[tuple[str, int, int]] = ContextVar("continued", default=_NO_RUN)
+_origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 
 @contextmanager
-def continuing(key: str, fence: int, published: int) -> Iterator[None]:
-    """Publish the replacement of the run with this fence: a call of its key is not new, and waits for the run's end."""
-    token = _continued.set((key, fence, published))
+def in_place_of(origin: Origin) -> Iterator[None]:
+    """Note on each call of the same key that is published inside that it replaces this run."""
+    token = _origin.set(origin)
     try:
         yield
     finally:
-        _continued.reset(token)
+        _origin.reset(token)
 
 
-def continues(lease: Holding) -> bool:
-    """The calling code runs a replacement of the run that has this lease."""
-    return _continued_here()[:2] == (lease.key, lease.fence)
-
-
-def _continued_here() -> tuple[str, int, int]:
-    """Key, fence and publication of the run that what is published here replaces."""
-    continued = _continued.get()
-    if continued is _NO_RUN:
-        return _NO_RUN
+def origin_here() -> Origin | None:
+    """The run that the calling code replaces: by what it publishes, or, in eager mode, by what it runs."""
+    origin = _origin.get()
+    if origin is None:
+        return None
     task = get_current_task()
     state = state_of(task.request) if task is not None else None
-    # In eager mode, the calls of its body are no part of the replacement.
-    return _NO_RUN if state is not None and state.continues else continued
+    # In eager mode the body of a replacement runs in here, and its own calls replace nothing.
+    return origin if state is None or state.origin is None else None
 
 
 @contextmanager
@@ -145,7 +138,7 @@ def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any])
         or options.get("retries")
         or task.lock_options.publisher_asks
         or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
-        or _continued.get() is not _NO_RUN
+        or _origin.get()
         or _of_a_dead_run.get()
     )
 
@@ -188,7 +181,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # A requeued call has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
     # Others may end in its favour from now on.
-    notes.asked = notes.asked or (counts_as_queued and wanted.newest_wins and not notes.continues)
+    notes.asked = notes.asked or (counts_as_queued and wanted.newest_wins and not (notes.origin and notes.origin.fence))
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:
         sent = send(**noted)
@@ -200,7 +193,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     # A caller may have used an id of its own before.
     has_own_id = bool(options.get("task_id"))
-    published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
+    published = notes.first_published if has_own_id or wanted.newest_wins else 0
     about = {"label": label, "published": published}
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
 
@@ -235,10 +228,9 @@ def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
     notes.task_id = text_of(task_id)
     notes.key = key
     notes.published = notes.published or _now(task, key)
-    continued_key, fence, since = _continued_here()
-    if key == continued_key:
-        notes.continues = fence
-        notes.continues_from = since
+    origin = origin_here()
+    if origin is not None and key == origin.key:
+        notes.origin = origin
 
 
 def _now(task: Task, key: str) -> int:

@@ -29,16 +29,16 @@ from celery_singleton_lock.options import (
     OnStoreError,
     wait_until_bound,
 )
-from celery_singleton_lock.publish import continues, continuing, needs_its_key, options_by_name, publish
+from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
-from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
-from celery_singleton_lock.runs.policies import handing_on
-from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, PublishedRetry, Run
+from celery_singleton_lock.runs.notes import HEADER, Notes, Origin, text_of
+from celery_singleton_lock.runs.policies import telling_joiners
+from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -178,7 +178,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run = run_of(self.request)
         lease = run.lease if run is not None else current_holding()
-        if lease is None or not (self._continues(lease) if run is None else run.phase is not UNLOCKED):
+        if lease is None or not (self._runs_under(lease) if run is None else run.phase is not UNLOCKED):
             return NULL_LEASE
         return lease.view if lease.fence and lease.unreleased else NULL_LEASE
 
@@ -288,9 +288,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
-        run.retry = PublishedRetry(exc)
+        run.retry_error, run.stored_retry = exc, None
         try:
-            with handing_on(run):
+            with telling_joiners(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
             # Celery takes an interrupt of the publishing for an error of the broker, and would end without a result.
@@ -304,8 +304,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        is_continued = continuing(run.key, run.lease.fence, run.published)
-        with handing_on(run), queued_until_its_workflow_ends(run), is_continued:
+        origin = Origin(run.key, run.lease.fence, run.published)
+        with telling_joiners(run), queued_until_its_workflow_ends(run), in_place_of(origin):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -370,8 +370,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         notes = notes_of(request)
         # The publisher's key, if it is there, so that a deploy does not strand queued calls.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
-        if request.is_eager and self._continues(held_here(key)):
-            state_for(request).continues = True
+        if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
+            state_for(request).origin = Origin(key, lease.fence, lease.claim.facts.published)
             return None
         run = Run(self, request, notes, key, args, kwargs)
         if state is None:
@@ -383,22 +383,22 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """Return if the task calls itself, in its body or in a hook after it.
 
         Raises:
-            Ignore: A `__call__` before ours calls us again, and the call goes on by another message.
+            Ignore: A `__call__` before ours calls us again, and the call was passed on.
             ConfigurationError: It does so after its run has ended, with which its lease has ended.
         """
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
-        if run.goes_on_elsewhere:
-            raise Ignore("its call goes on by another message")
+        if run.was_passed_on:
+            raise Ignore("its call was passed on to another message")
         raise ConfigurationError(
             f"task {self.name}: {type(self).__call__.__qualname__} calls super().__call__() again after the run has "
             "ended, and its lease with it; use autoretry_for"
         )
 
-    def _continues(self, lease: Holding | None) -> bool:
-        """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
-        if lease is None:
-            return False
+    def _runs_under(self, lease: Holding) -> bool:
+        """The task continues the run of *lease*: in eager mode `retry()` and `replace()` run it inside that run's body."""
         state = state_of(self.request)
-        is_inside = state is not None and state.continues
-        return lease.claim.facts.task_id == self.request.id or is_inside or continues(lease)
+        if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
+            return True
+        origin = origin_here()
+        return origin is not None and (origin.key, origin.fence) == (lease.key, lease.fence)

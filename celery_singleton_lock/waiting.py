@@ -112,12 +112,12 @@ class WaitingMessages:
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
-        waiting.entry = self._timer.call_at(at, partial(self._go_on, one), args, priority=priority)
+        waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
         self._line.add(one)
         self._look_for_revoked()
         return waiting.entry
 
-    def _go_on(self, one: InLine, *_: Any) -> None:
+    def _go(self, one: InLine, *_: Any) -> None:
         """Go on with it, unless somebody has: a timer may have a thread of its own."""
         waiting = self._waiting.pop(one, None)
         if waiting is not None:
@@ -173,7 +173,7 @@ class WaitingMessages:
                 # A cancelled entry may stay in the timer until its time, and must not keep the message and its claim.
                 waiting.entry.fun, waiting.entry.args = _nothing, ()
             self._drop_cancelled()
-        self._timer.call_after(0, partial(self._go_on, one), waiting.args)
+        self._timer.call_after(0, partial(self._go, one), waiting.args)
 
     def _drop_cancelled(self) -> None:
         """Drop what is cancelled from the timer of an event loop once it is most of what is there."""

@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery import Task
+from celery.app.task import Context
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, OnStoreError
-from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, redelivered_within
+from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, is_later_attempt, redelivered_within
 from celery_singleton_lock.runs.marks import has_ended, unmark, workflows_of
 from celery_singleton_lock.runs.notes import Notes
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
@@ -80,7 +81,7 @@ def admit(run: Run) -> Admitted | Ended:
 
 def _prepare(run: Run, policy: Policy) -> Ended | Asks:
     """Do what comes before the question."""
-    _complete(run.claim, policy, run.options, continues=run.continues)
+    _complete(run.claim, policy, run.options, is_later_attempt=run.is_later_attempt)
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # For as long as its message can be somewhere.
         run.claim.turn_for = redelivered_within(run.options)
@@ -124,8 +125,8 @@ def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
     # newest one counts.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
-    heeds = not (run.continues or is_copy or policy.occupies_a_slot)
-    _complete(run.claim, policy, run.options, continues=run.continues)
+    heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
+    _complete(run.claim, policy, run.options, is_later_attempt=run.is_later_attempt)
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
@@ -153,11 +154,12 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder continues by this run, or has its task id, so a result of this run would overwrite the holder's."""
+    """The run replaces the holder, or has its task id, so a result of this run would overwrite the holder's."""
     has_its_id = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
-    # A fence is given once, so the holder with it is the run that has published this one as its replacement.
-    is_continued = run.notes.continues in {holder.fence for holder in conflict.holders if holder.fence}
-    return run.can_be_requeued and (conflict.is_own or has_its_id or is_continued)
+    origin = run.notes.origin
+    # A fence is given once.
+    replaces_it = origin is not None and origin.fence in {holder.fence for holder in conflict.holders if holder.fence}
+    return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
 def _as_it_asked(policy: Policy, notes: Notes) -> Policy:
@@ -170,16 +172,16 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     policy = _as_it_asked(policy, run.notes)
     if run.can_be_requeued:
         return policy
-    if run.way is BROADCAST and run.continues:
+    if run.way is BROADCAST and run.is_later_attempt:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
     return policy.without_broker(run)
 
 
-def _complete(claim: Claim, policy: Policy, options: LockOptions, *, continues: bool) -> None:
+def _complete(claim: Claim, policy: Policy, options: LockOptions, *, is_later_attempt: bool) -> None:
     # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
-    claim.heeds_queued = options.unique_in_queue and not continues and not policy.occupies_a_slot
-    if policy.kind is not None and not continues:
+    claim.heeds_queued = options.unique_in_queue and not is_later_attempt and not policy.occupies_a_slot
+    if policy.kind is not None and not is_later_attempt:
         claim.succeeds = policy.kind
         # A message that waits in a queue for long is still older than the call that has superseded it.
         claim.supersedes_for = max(options.queue_ttl, redelivered_within(options))
@@ -195,9 +197,8 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     claim.rank = notes.rank
     claim.asked = notes.asked
     claim.facts.task_name = options.holder_name
-    claim.facts.published = notes.continues_from or notes.published
-    continues = message.get("retries") or message.get("replaced_task_nesting") or notes.continues
-    _complete(claim, policy, options, continues=bool(continues))
+    claim.facts.published = notes.first_published
+    _complete(claim, policy, options, is_later_attempt=is_later_attempt(Context(message), notes))
     return claim
 
 
@@ -205,7 +206,8 @@ def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         finish_copy(run, answer)
     # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
-    would_be_lost = (run.continues and not answer.first.fence) or any(each.call_ended for each in answer.holders)
+    is_early = run.is_later_attempt and not answer.first.fence
+    would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
     return Ended(policy.finish(run, answer))

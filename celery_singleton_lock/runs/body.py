@@ -127,11 +127,11 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
             by = run.store.broken_by(run.claim)
         else:
             successor = run.store.replaced_by(run.claim)
-        if run.retry.key:
+        if run.stored_retry:
             # A retry must not run after the newer run, or after the end that a person has asked for.
             marker = marker_of(run.task_id, run.notes.published)
-            run.store.mark_done(run.retry.key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
-            run.store.unmark(run.retry.key, run.task_id)
+            run.store.mark_done(run.stored_retry, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
+            run.store.unmark(run.stored_retry, run.task_id)
     except StoreError as error:
         log.write(logging.WARNING, "lock.successor_unknown", "%s", error, key=run.key, task_id=run.task_id)
     if is_broken:

@@ -13,7 +13,7 @@ from celery import Task
 from celery.app.task import Context
 
 from celery_singleton_lock.options import LockOptions
-from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes
+from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, Origin
 from celery_singleton_lock.stores.clock import clock
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class RequestState:
     # Of a map, starmap or chunks whose item it is: its task id, and its name.
     item_of: str = ""
     map_name: str = ""
-    # In eager mode: it is what `replace()` has put in place of the run that holds the lease.
-    continues: bool = False
+    # In eager mode: the run that this request replaces, or retries, under the lease of that run.
+    origin: Origin | None = None
     # Seconds that the items of a map have waited in their places.
     waited: float = 0.0
 
@@ -146,10 +146,14 @@ def redelivered_within(options: LockOptions) -> float:
     return options.visibility_timeout + _SWEEP
 
 
-def hands_over(request: Context) -> bool:
-    """A run continues under this id: `retry()` and `replace()` publish before their own body has ended."""
-    # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
-    return bool(request.retries or (request.replaced_task_nesting and request.parent_id in (None, request.id)))
+def is_later_attempt(request: Context, notes: Notes) -> bool:
+    """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
+    return bool(
+        request.retries
+        # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
+        or (request.replaced_task_nesting and request.parent_id in (None, request.id))
+        or (notes.origin and notes.origin.fence)
+    )
 
 
 def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:

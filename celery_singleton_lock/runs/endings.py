@@ -131,7 +131,7 @@ class StoresRetryOnce:
     def mark_as_retry(self, *args: Any, request: Any = None, **kwargs: Any) -> Any:
         """As Celery's, unless that was done as the message of the next attempt left."""
         run = run_of(request)
-        is_stored = run is not None and run.goes_on_by_retry
+        is_stored = run is not None and run.stored_retry is not None
         return None if is_stored else self._backend.mark_as_retry(*args, request=request, **kwargs)
 
 

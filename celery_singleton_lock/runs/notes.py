@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -26,6 +26,14 @@ def text_of(task_id: Any) -> str:
     return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
+class Origin(NamedTuple):
+    """The run that a call replaces: a call of the same key, published by `replace()`, waits for the end of that run."""
+
+    key: str
+    fence: int  # 0 if it ran without a lease
+    published: int  # its `first_published`
+
+
 @dataclass
 class Notes:
     """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
@@ -42,12 +50,16 @@ class Notes:
     asked: bool = False  # it has asked to be the run that comes next
     is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
     unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
-    continues: int = 0  # the fence of the run that it replaces
+    origin: Origin | None = None  # the run that it replaces
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
-    continues_from: int = 0  # the publication of the run that it replaces
     rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock; or `NEXT_RUN`
     later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
+
+    @property
+    def first_published(self) -> int:
+        """When the call was published; a call is no newer than the run that it replaces."""
+        return (self.origin or self).published
 
     @property
     def left_something(self) -> bool:
@@ -92,12 +104,13 @@ class Notes:
 
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
-        kept = Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
+        kept = Notes(self.key, self.published, origin=self.origin, task_id=self.task_id)
         kept.later = self.later
         return kept
 
 
-_TYPES = {field.name: type(field.default) for field in fields(Notes) if field.name != "later"}
+_TYPES = {field.name: type(field.default) for field in fields(Notes) if field.name != "later"} | {"origin": Origin}
+_TYPES_IN_ORIGIN = [str, int, int]
 
 
 def _known_in(written: Any) -> dict[str, Any]:
@@ -108,6 +121,9 @@ def _known_in(written: Any) -> dict[str, Any]:
     """
     if isinstance(written, Mapping) and all(isinstance(name, str) for name in written):
         known = {name: value for name, value in written.items() if name in _TYPES}
+        # A message brings a tuple as a list.
+        if type(origin := known.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
+            known["origin"] = Origin(*origin)
         if all(type(value) is _TYPES[name] for name, value in known.items()):
             later = tuple((name, value) for name, value in written.items() if name not in _TYPES)
             return {**known, "later": later}

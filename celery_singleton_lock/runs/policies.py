@@ -308,7 +308,7 @@ def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
     """Requeue it, unless the run that was joined counts as dead: it has had no lock for too long."""
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
     # comes. A state that an earlier run with the same task id has left says nothing about this run.
-    goes_on = 0 < run.notes.joins_fence <= _fence_handed_on(run.task, joins)
+    goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
     free_since = run.notes.free_since or state.at
@@ -320,19 +320,19 @@ def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
 
 
 @contextmanager
-def handing_on(run: Run) -> Iterator[None]:
-    """Tell the calls that have joined the run that the messages published inside continue it, and may hold no lock."""
+def telling_joiners(run: Run) -> Iterator[None]:
+    """Tell the calls that have joined the run that later attempts are published inside, which may hold no lock yet."""
     try:
         yield
     except (Ignore, Retry):
         # The message was published: `replace()` and `retry()` end by raising these.
-        _tell_handed_on(run)
+        _tell_joiners(run)
         raise
-    _tell_handed_on(run)
+    _tell_joiners(run)
 
 
-def _tell_handed_on(run: Run) -> None:
-    """Tell the calls that have joined the run that its retry, or the tasks of `replace()`, continue it."""
+def _tell_joiners(run: Run) -> None:
+    """Tell the calls that have joined the run to wait for its retry, or for the tasks of `replace()`."""
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under another id than its result, because the last of those tasks stores its own states there.
         try:
@@ -353,8 +353,8 @@ def _may_be_joined(task: Task) -> bool:
     )
 
 
-def _fence_handed_on(task: Task, task_id: str) -> int:
-    """The fence of the last run of this call that went on by a retry, or by the tasks of `replace()`; 0 if none did."""
+def _fence_told(task: Task, task_id: str) -> int:
+    """The fence of the last run of this call that told its joiners to wait for a later attempt; 0 if none did."""
     # A later run writes it again, so do not read it from a cache.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0

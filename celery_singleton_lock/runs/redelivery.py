@@ -50,7 +50,7 @@ def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
 
 
 def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
-    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.continues
+    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     requeue_copy(run, CONTINUED if is_next_attempt else COPY, expires_in)
     run.report_conflict(holder, "parked")
     end_delivery(run, "another run of this very task holds the lock")

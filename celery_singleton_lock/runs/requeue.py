@@ -102,7 +102,7 @@ def end_delivery(run: Run, reason: str) -> NoReturn:
     Raises:
         Ignore: Always; not Retry, which would store a state over the one of the run that goes on.
     """
-    run.goes_on_elsewhere = True
+    run.was_passed_on = True
     raise Ignore(reason)
 
 
@@ -144,7 +144,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         while True:
             try:
                 again.apply_async()
-                run.goes_on_elsewhere = True
+                run.was_passed_on = True
                 return again
             except OperationalError:
                 if clock() > give_up_at:
@@ -153,7 +153,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
     except Exception as error:
         log.write(logging.ERROR, "lock.publish_failed", "%s", error, key=run.key, task_id=request.id)
         if task.acks_late and isinstance(error, OperationalError):
-            run.goes_on_elsewhere = True
+            run.was_passed_on = True
             raise Reject(error, requeue=True) from error
         raise
 

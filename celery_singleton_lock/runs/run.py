@@ -19,7 +19,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from traceback import format_exception
@@ -49,7 +48,7 @@ from celery_singleton_lock.runs.delivery import (
     EAGER,
     ITEM,
     delivery_of,
-    hands_over,
+    is_later_attempt,
     state_of,
     way_of,
 )
@@ -87,22 +86,17 @@ _LEADS_TO = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRetry:
-    """What goes on with the call: the next attempt that its body asks for by `retry()`, or the requeued message."""
-
-    because_of: BaseException | None = None
-    key: str | None = None  # once its message leaves
-
-
 class Run:
     """One execution of a task whose key it has to hold."""
 
-    retry = PublishedRetry()
+    # The error for which the body calls `retry()`.
+    retry_error: BaseException | None = None
+    # Once RETRY is stored: the key of the message that comes next.
+    stored_retry: str | None = None
     # For later deliveries of its message; None once the store knows all of it.
     ending: Ending | None = None
-    # Another message, or delivery, goes on with its call.
-    goes_on_elsewhere = False
+    # The call was requeued, or left to another delivery of its message.
+    was_passed_on = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
@@ -117,8 +111,7 @@ class Run:
         self.delivery = delivery_of(request)
         self._made_at = clock()
         self.way = way_of(task, request, notes, self.delivery)
-        # It is a later attempt, or what `replace()` has put in the place of an earlier run.
-        self.continues = hands_over(request) or bool(notes.continues)
+        self.is_later_attempt = is_later_attempt(request, notes)
         self.interrupt = Interrupt()
         self.lease = Holding(
             store_of(task.app),
@@ -177,7 +170,7 @@ class Run:
                 request.hostname or socket.gethostname(),
                 os.getpid(),
                 request.retries or 0,
-                notes.continues_from or notes.published,
+                (notes.origin or notes).published,
                 label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
                 not (request.ignore_result or (self.way is EAGER and not task.store_eager_result)),
             ),
@@ -190,7 +183,7 @@ class Run:
             # The task that has this task id is its map.
             claim.facts.task_id = item.item_of
             claim.facts.task_name = item.map_name
-        if self.way is COPY or (self.continues and self.way is not BROADCAST):
+        if self.way is COPY or (self.is_later_attempt and self.way is not BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
             claim.asked = True
@@ -213,8 +206,7 @@ class Run:
 
     @property
     def published(self) -> int:
-        """When its call was published, in microseconds; what replaces a run is no newer than the run."""
-        return self.notes.continues_from or self.notes.published
+        return self.notes.first_published
 
     @property
     def was_replaced(self) -> bool:
@@ -237,9 +229,9 @@ class Run:
 
     def note_retry(self, key: str) -> None:
         """Its body is about to publish its next attempt, with this key."""
-        because_of = self.retry.because_of
-        traceback = "".join(format_exception(because_of)) if because_of is not None else None
-        self.store_retry(because_of, key, traceback)
+        error = self.retry_error
+        traceback = "".join(format_exception(error)) if error is not None else None
+        self.store_retry(error, key, traceback)
 
     def store_retry(
         self, why: BaseException | None, key: str, traceback: str | None = None, *, may_be_over: bool = False
@@ -253,12 +245,7 @@ class Run:
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
-        self.retry = PublishedRetry(why, key)
-
-    @property
-    def goes_on_by_retry(self) -> bool:
-        """RETRY is stored, and what goes on with the call may end at any moment."""
-        return self.retry.key is not None
+        self.stored_retry = key
 
     def _store_started(self) -> None:
         """Store STARTED, as `task_track_started` wants it."""
@@ -362,7 +349,7 @@ class Run:
 
     def _has_failed(self, error: BaseException | None) -> bool:
         """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
-        if self.phase is ASKING or (self.goes_on_by_retry and not self.was_replaced):
+        if self.phase is ASKING or (self.stored_retry is not None and not self.was_replaced):
             return False
         if isinstance(error, Ignore | Reject | Retry):
             return isinstance(error, Revoked)
@@ -382,7 +369,7 @@ class Run:
                 self.ending = None
             elif self.ending is not None:
                 self.ending.marker = marker
-        if self.lease.fence == 0 and not self.goes_on_elsewhere:
+        if self.lease.fence == 0 and not self.was_passed_on:
             self.unmark()
 
     def unmark(self) -> None:
