@@ -131,8 +131,6 @@ class Holding:
         self.key: str = claim.key
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
-        # When the call was refused first, by this execution or an earlier one, by the store's clock, in microseconds.
-        self.refused_at: int = 0
         self._sender = sender
         # A `Lock` has none: names of locks may be made of ids, of which there is no end.
         self._task: str = getattr(sender, "name", "")
@@ -185,14 +183,14 @@ class Holding:
             return answer
         self.go_to(QUEUED if self.claim.waits_here else NEW)
         if isinstance(answer, Conflict):
-            self.refused_at = self.refused_at or answer.at
+            self.claim.refused_at = self.claim.refused_at or answer.at
         return answer
 
     def stand_in_line(self) -> None:
         """From now on, have a turn in the queue if it is refused, at the place of its first refusal."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
-        self.claim.rank = self.refused_at
+        self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
         """After a refusal, wait in line for it, until it is ours or *timeout* seconds are over; errors as `acquire`.
@@ -215,8 +213,8 @@ class Holding:
     def _begin(self, grant: Grant) -> None:
         self.grant = grant
         self.fence = grant.fence
-        if self.refused_at:
-            self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
+        if self.claim.refused_at:
+            self.waited = max(0.0, grant.since - self.claim.refused_at / 1_000_000)
         self.go_to(HELD)
         self.renewed(grant.sent_at)
         heartbeat.watch(self)

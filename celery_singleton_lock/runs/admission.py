@@ -85,7 +85,7 @@ def _prepare(run: Run, policy: Policy) -> Ended | Asks:
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # For as long as its message can be somewhere.
         run.claim.turn_for = redelivered_within(run.options)
-        run.claim.rank = max(0, run.notes.rank) or run.notes.since
+        run.claim.rank = max(0, run.notes.rank) or run.notes.refused_at
     if run.way is COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
@@ -130,7 +130,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
-            run.lease.refused_at = run.lease.refused_at or conflict.at
+            run.claim.refused_at = run.claim.refused_at or conflict.at
             return _finish_refused(run, policy, conflict)
         run.notes.marked = run.notes.asked = False
     return UNLOCKED
@@ -236,9 +236,8 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
-        since, rank = run.lease.refused_at, run.notes.rank
         # Only the store knows whether the run of which this is a copy has ended.
-        requeue(run, error, delay, may_be_over=run.way is COPY, since=since, unanswered=unanswered, rank=rank)
+        requeue(run, error, delay, may_be_over=run.way is COPY, unanswered=unanswered, rank=run.notes.rank)
     raise error
 
 

@@ -41,7 +41,7 @@ class Notes:
     key: str = ""
     published: int = 0  # first, whoever publishes it again; by the store's clock where the newest call wins
     tries: int = 0  # how many times it was requeued
-    since: int = 0  # its first refusal, by the store's clock
+    refused_at: int = 0  # first, by the store's clock
     is_copy: bool = False  # it may have been delivered before
     joins: str = ""  # the task id of the run that it has joined
     joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run

@@ -216,12 +216,12 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
-    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, rank=rank, **notes)
+    requeue(run, run.held_by(holder), delay, rank=rank, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
     """Seconds until it has waited for `lock_wait_timeout`, by the store's clock, counted from its first refusal."""
-    waited = (conflict.at - run.lease.refused_at) / 1_000_000
+    waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
 
@@ -286,7 +286,7 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
 
 def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "joined")
-    requeue(run, run.held_by(holder), delay_of(run, JOINED), since=run.lease.refused_at, **notes)
+    requeue(run, run.held_by(holder), delay_of(run, JOINED), **notes)
 
 
 def _result_of(run: Run, joins: str, state: LockState) -> Ended | Asks:

@@ -88,7 +88,7 @@ def requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False
         Retry: Always, unless it cannot be published.
     """
     run.store_retry(why, run.key, may_be_over=may_be_over)
-    raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, **notes))
+    raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, refused_at=run.claim.refused_at, **notes))
 
 
 def requeue_copy(run: Run, backoff: Backoff, expires_in: float) -> None:

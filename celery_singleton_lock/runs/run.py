@@ -120,7 +120,6 @@ class Run:
             self._deadman(),
             task,
         )
-        self.lease.refused_at = notes.since
 
     def go_to(self, phase: Phase) -> None:
         """Go forward to another phase.
@@ -176,6 +175,7 @@ class Run:
             ),
         )
         claim.message = message_of(notes)
+        claim.refused_at = notes.refused_at
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
@@ -304,7 +304,7 @@ class Run:
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
         # A call that asks every few seconds is still one call.
-        is_first = outcome not in _POLLS or not (self.notes.since or self.notes.joins)
+        is_first = outcome not in _POLLS or not (self.notes.refused_at or self.notes.joins)
         level = logging.INFO if is_first else logging.DEBUG
         log.tell_of_conflict(level, self.key, self.task_id, holder, outcome)
         if is_first:

@@ -54,6 +54,7 @@ class Claim:
     turn_for: float = 0.0  # for how long it has a turn if it is refused
     waits_here: bool = False  # in this process, which listens; otherwise its message has the turn
     rank: int = 0  # of its turn: the moment of its first refusal, as the store counts it; 0 if it has none
+    refused_at: int = 0  # when its call was refused first, by this execution or an earlier one; 0 if it never was
     patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
