@@ -396,7 +396,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """The task continues the run of *lease*: in eager mode `retry()` and `replace()` run it inside that run's body."""
+        """This is a later attempt of the run with *lease*: in eager mode, it runs inside the body of that run."""
         state = state_of(self.request)
         if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
             return True

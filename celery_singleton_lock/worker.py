@@ -144,7 +144,7 @@ class SingletonRequest(Request):
         if lease is None or not notes.rank:
             return None
         timeout = self.task.lock_options.wait_timeout
-        gives_up_at = float("inf") if timeout is None or notes.asked else notes.refused_at + timeout * 1_000_000
+        gives_up_at = float("inf") if timeout is None or notes.newest else notes.refused_at + timeout * 1_000_000
         return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict), gives_up_at)
 
     def _runs_in_a_child(self) -> bool:

@@ -94,7 +94,7 @@ class InLine:
     """One that waits for its turn.
 
     Attributes:
-        store, claim: The lock, and what to ask it for; with `rank`, or with `asked` for the one that runs next.
+        store, claim: The lock, and what to ask it for; with `rank`, or with `newest` for the one that runs next.
         gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
     """
 

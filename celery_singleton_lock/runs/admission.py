@@ -56,7 +56,7 @@ def admit(run: Run) -> Admitted | Ended:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
     """
     policy = POLICIES[run.options.on_conflict]
-    if run.way is not FIRST or run.notes.asked:
+    if run.way is not FIRST or run.notes.newest:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
@@ -132,7 +132,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
         if conflict is not None:
             run.claim.refused_at = run.claim.refused_at or conflict.at
             return _finish_refused(run, policy, conflict)
-        run.notes.marked = run.notes.asked = False
+        run.notes = run.notes.of_the_call()
     return UNLOCKED
 
 
@@ -162,14 +162,14 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
-def _as_it_asked(policy: Policy, notes: Notes) -> Policy:
-    """Its task had that policy when the call asked, and other calls may have ended in its favour."""
-    return POLICIES["rerun"] if notes.asked and policy.kind is None else policy
+def _of_newest(policy: Policy, notes: Notes) -> Policy:
+    """The policy of the task; or `rerun` for a newest call, which had that policy as others ended in its favour."""
+    return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
 
 
 def _nearest(run: Run, policy: Policy) -> Policy:
     """The policy of the task, or the nearest one that publishes nothing, if the message cannot be requeued."""
-    policy = _as_it_asked(policy, run.notes)
+    policy = _of_newest(policy, run.notes)
     if run.can_be_requeued:
         return policy
     if run.way is BROADCAST and run.is_later_attempt:
@@ -193,9 +193,9 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
     """
     options = task.lock_options
-    policy = _as_it_asked(POLICIES[options.on_conflict], notes)
+    policy = _of_newest(POLICIES[options.on_conflict], notes)
     claim.rank = notes.rank
-    claim.asked = notes.asked
+    claim.newest = notes.newest
     claim.facts.task_name = options.holder_name
     claim.facts.published = notes.first_published
     _complete(claim, policy, options, is_later_attempt=is_later_attempt(Context(message), notes))
@@ -242,14 +242,14 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
 
 
 def _asking_left(run: Run, tried: float) -> float:
-    """Seconds for which it may still try; a successor has no bound, because others may have ended in its favour."""
+    """Seconds for which it may still try; a newest call has no bound, because others may have ended in its favour."""
     timeout = run.options.wait_timeout
-    return float("inf") if timeout is None or run.notes.asked else timeout - tried
+    return float("inf") if timeout is None or run.notes.newest else timeout - tried
 
 
 def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
     policy = run.options.on_store_error
-    if policy == "skip" and run.notes.asked:
+    if policy == "skip" and run.notes.newest:
         # Other calls may have ended in favour of this one.
         policy = "reschedule"
     if policy == "reschedule" and not run.can_be_requeued:

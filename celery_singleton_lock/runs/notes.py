@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.records import Newest
 
 HEADER = "singleton_lock"
 """The header of our notes: the time of publication, or the notes if there is more to say."""
@@ -47,7 +48,7 @@ class Notes:
     joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
     joins_since: int = 0  # the publication of that run, if an earlier call with its task id has left a result
     free_since: int = 0  # when that run was first seen without a lock, by the store's clock
-    asked: bool = False  # it has asked to be the run that comes next
+    newest: Newest = ""
     is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
     unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
     origin: Origin | None = None  # the run that it replaces
@@ -64,7 +65,7 @@ class Notes:
     @property
     def left_something(self) -> bool:
         """Its call may have left something in the store that is to end with its message."""
-        return self.marked or self.asked or self.rank > 0
+        return self.marked or bool(self.newest) or self.rank > 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":

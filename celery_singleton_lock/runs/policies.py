@@ -163,7 +163,7 @@ class NextRun(Requeues):
         successor = conflict.successor
         if successor is None or successor == run.task_id:
             # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
-            _requeue(run, conflict, asked=run.notes.asked or successor is not None)
+            _requeue(run, conflict, newest="next" if run.notes.newest or successor else "")
         coming = replace(conflict.first, task_id=successor, token="", fence=0)
         run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
         return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)

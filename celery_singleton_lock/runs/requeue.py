@@ -125,6 +125,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         "key": run.key,
         "task_id": text_of(request.id or ""),
         "tries": dated.tries + 1,
+        "newest": "next" if dated.newest else "",
         "is_copy": run.way is Way.COPY,
         "unanswered": 0,
         "rank": 0,

@@ -185,9 +185,8 @@ class Run:
             claim.facts.task_name = item.map_name
         if self.way is COPY or (self.is_later_attempt and self.way is not BROADCAST):
             claim.may_be_copy = True
-        if notes.asked:
-            claim.asked = True
-            claim.asked_early = not notes.tries
+        if notes.newest:
+            claim.newest = notes.newest
         if notes.marked:
             claim.queued_for = options.queue_ttl
             if options.on_conflict != "wait":
@@ -376,7 +375,7 @@ class Run:
         """End what the call has left in the store: its message has ended for good."""
         if self.notes.left_something:
             unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
-            self.notes.marked = self.notes.asked = False
+            self.notes = self.notes.of_the_call()
 
     def begins(self, phase: Phase) -> None:
         """Its body is about to run."""

@@ -15,6 +15,17 @@ PublishMode = Literal["", "anyway", "over"]
 """Of a call that is sent whatever is found: no cool-down keeps its mark off, and with `over` no other mark, either."""
 
 
+Newest = Literal["", "queued", "next"]
+"""How a call has come to be the newest, so that older calls may have ended in its favour; empty if it is not.
+
+    ""        published, in a queue mode with `rerun` or `replace`       "queued"
+    ""        refused, and the store names it as the call that runs next "next"
+    "queued"  its message goes back to the broker                        "next"
+
+It is noted on the message. The note is gone once the body begins, and ends with the message.
+"""
+
+
 @dataclass(slots=True)
 class Facts:
     """The facts about a claimant that others may know."""
@@ -48,8 +59,7 @@ class Claim:
     heeds_queued: bool = False  # a free place belongs to the call that is queued
     succeeds: Succession | None = None  # becomes the successor if it is refused
     supersedes_for: float = 0.0  # for how long older calls then end in its favour
-    asked: bool = False  # before, to be the successor
-    asked_early: bool = False  # by its publishing only, so its message is not back in the broker yet
+    newest: Newest = ""
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
     turn_for: float = 0.0  # for how long it has a turn if it is refused
     waits_here: bool = False  # in this process, which listens; otherwise its message has the turn

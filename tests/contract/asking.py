@@ -60,8 +60,8 @@ def call(name: str, published: float = 0.0, **more: Any) -> Claim:
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
-    """The same, when it is requeued after it has asked to be the successor."""
-    return dataclasses.replace(wanted, asked=True, **more)
+    """The same, when it is requeued as the call that runs next."""
+    return dataclasses.replace(wanted, newest="next", **more)
 
 
 def delivery(token: str, task_id: str = "a", attempt: int = 0, **more: Any) -> Claim:

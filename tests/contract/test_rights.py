@@ -53,7 +53,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.acquire(later)
     store.renew([claim], 1.0)
     store.holders(KEY)
-    store.acquire(replace(claim, token="c", succeeds="replace", supersedes_for=30.0, asked=True))
+    store.acquire(replace(claim, token="c", succeeds="replace", supersedes_for=30.0, newest="next"))
     store.mark_queued(KEY, "u", 30.0, limit=1, cooldown=1.0)
     store.unmark(KEY, "u")
     store.release(claim, 1, ending=Ending("ended", 30.0, is_due=True))

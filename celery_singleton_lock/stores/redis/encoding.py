@@ -118,8 +118,8 @@ def _limit_and_words(claim: Claim) -> str:
     words = str(claim.limit)
     if claim.heeds_queued:
         words += " heeds"
-    if claim.asked:
-        words += " asked early" if claim.asked_early else " asked"
+    if claim.newest:
+        words += f" newest={claim.newest}"
     if claim.queued_for:
         words += f" queued={milliseconds(claim.queued_for)}"
     if claim.succeeds:

@@ -56,7 +56,7 @@ class Copies(Contract):
     @pytest.mark.parametrize("rule", ["rerun", "replace"])
     def test_a_copy_leaves_no_turn_and_no_mark(self, store: Store, rule: Succession) -> None:
         granted(store.acquire(delivery("original")))
-        conflict = refused(store.acquire(succeeding(delivery("copy", heeds_queued=True, asked=True), rule)))
+        conflict = refused(store.acquire(succeeding(delivery("copy", heeds_queued=True, newest="next"), rule)))
         assert conflict.is_own
         assert conflict.successor is None
         with Waiter(store, delivery("waits")) as waiter:

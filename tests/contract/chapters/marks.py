@@ -244,7 +244,7 @@ class Marks(Contract):
         granted(store.acquire(call("sent")))
         mark_newest(store, self.OLDER)
 
-        early = dataclasses.replace(self.OLDER, asked_early=True)
+        early = dataclasses.replace(self.OLDER, newest="queued")
         assert refused(store.acquire(early)).successor == "older"
 
     def test_a_call_whose_newer_one_ends_without_a_run_runs(self, store: Store) -> None:
@@ -286,7 +286,7 @@ class Marks(Contract):
         mark_newest(store, newer)
 
         for _ in range(2):
-            assert refused(store.acquire(dataclasses.replace(newer, asked_early=True))).successor == "newer"
+            assert refused(store.acquire(dataclasses.replace(newer, newest="queued"))).successor == "newer"
             assert store.renew([call("holder", 1)], 1.0) == [Renewal.RENEWED]
         assert refused(store.acquire(newer)).successor == "newer"
         assert store.renew([call("holder", 1)], 1.0) == [Renewal.REPLACED]

@@ -460,8 +460,8 @@ class Turns(Contract):
         with listening(store, "old", "new") as heard:
             refused(store.acquire(succeeding(new, "rerun")))
             until(lambda: heard["old"] == ["free"], "old is told")
-            assert store.look(succeeding(replace(old, asked=True), "rerun")).comes
-            assert not store.look(succeeding(replace(new, asked=True), "rerun")).comes
+            assert store.look(succeeding(replace(old, newest="next"), "rerun")).comes
+            assert not store.look(succeeding(replace(new, newest="next"), "rerun")).comes
             store.release(claim("a"), 1)
             until(lambda: heard["new"] == ["free"], "new is told")
 
@@ -473,7 +473,7 @@ class Turns(Contract):
         refused(store.acquire(new))
         for _ in range(3):
             self.pass_time(20)
-            store.look(replace(new, asked=True))
+            store.look(replace(new, newest="next"))
 
         assert successor_of(store) == "new"
 

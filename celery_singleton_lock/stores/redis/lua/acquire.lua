@@ -8,10 +8,11 @@
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication; and then words for its grant, see parts/lock.lua
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `heeds` a queued mark;
---          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
---          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
---          refused, and supersedes older ones for so long; `turn=<seconds>,<rank>` has a turn for so long if refused,
---          with this rank if there was one; of its message, or, if it waits `here`, in a process, under its token
+--          `newest=queued` or `newest=next`: it is the newest call since it was published, or since it was requeued;
+--          `queued=<milliseconds>` counts as queued for so long if refused; `rerun=<milliseconds>` or
+--          `replace=<milliseconds>` becomes the successor if refused, and supersedes older ones for so long;
+--          `turn=<seconds>,<rank>` has a turn for so long if refused, with this rank if there was one; of its message,
+--          or, if it waits `here`, in a process, under its token
 -- ARGV[4]  task id of the caller, or an empty text
 -- ARGV[5]  its hostname, or an empty text
 -- ARGV[6]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
@@ -78,7 +79,7 @@ local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] a
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
   task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
-  published = published ~= '0' and tonumber(published) or now, asked = string.find(words, 'asked', 1, true),
+  published = published ~= '0' and tonumber(published) or now, newest = string.match(words, ' newest=(%a+)'),
 }
 local place
 
@@ -299,8 +300,8 @@ end
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
-local has_asked = this_call.asked and not string.find(words, 'early', 1, true)
-if policy == 'replace' or policy and has_asked and not is_coming(successor) then
+local has_come_again = this_call.newest == 'next'
+if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
@@ -313,7 +314,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
     call_successor(key, successor)
   end
   set_successor(key, this_call)
-  if policy == 'replace' and has_asked then
+  if policy == 'replace' and has_come_again then
     ask_oldest_to_stop(key, places, task_id)
   end
   next_one = task_id

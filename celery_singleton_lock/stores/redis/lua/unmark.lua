@@ -22,7 +22,7 @@ local successor, queued = successor_in(known[1]), mark_of(known[2])
 local policy, memory, published, task_name = string.match(ARGV[3] or '', '^(%S+) (%d+) (%d+) (.*)$')
 if policy then
   published = published ~= '0' and tonumber(published) or now
-  local this_call = {task_id = mine, task_name = task_name, policy = policy, published = published, asked = true}
+  local this_call = {task_id = mine, task_name = task_name, policy = policy, published = published, newest = 'queued'}
   local newer = newer_call(this_call, queued, successor)
   if newer then
     return {0, now, newer.task_id, described_turns({newer})}

@@ -1,7 +1,7 @@
 -- The successor: the call that runs next.
 --   next   `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
 --          moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has begun.
---          Until the second moment, older calls that have asked before it end in its favour.
+--          Until the second moment, older calls that were the newest before it end in its favour.
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
@@ -30,10 +30,10 @@ local function call_successor(key, successor)
   end
 end
 
--- What a successor means to a call: {task_id, task_name, published, asked, policy}, the policy nil if it will be none.
+-- What a successor means to a call: {task_id, task_name, published, newest, policy}, the policy nil if it will be none.
 -- The newest call wins: of a task with `rerun`, of the lock with `replace`.
 --   mine          the call is the successor
---   newer_wins    the call ends in favour of it; one that has asked before, even if the successor has begun already
+--   newer_wins    the call ends in favour of it; one that was the newest before, even if the successor has begun already
 --   older_yields  it ends in favour of the call
 --   former        it is of the same kind, and has begun, or never came
 --   stranger      it is of another kind, and coming
@@ -49,7 +49,7 @@ local function relation(call, successor)
   local has_begun = successor.deadline == 0
   local is_remembered = has_begun and successor.supersedes > now
   if call.policy and successor.published >= call.published and (is_of_one_kind or call.policy == 'replace')
-    and (is_coming(successor) or is_remembered and call.asked) then
+    and (is_coming(successor) or is_remembered and call.newest) then
     return 'newer_wins'
   elseif not is_of_one_kind then
     return is_coming(successor) and 'stranger' or 'none'
