@@ -181,7 +181,6 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # A requeued call has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
     if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.fence)):
-        # Others may end in its favour from now on.
         notes.newest = "queued"
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:

@@ -4,7 +4,7 @@ import gc
 import os
 from typing import Any
 
-from celery import chain
+from celery import chain, maybe_signature
 from celery.exceptions import Ignore
 from celery.signals import worker_init, worker_process_init
 from celery.worker.control import inspect_command
@@ -143,6 +143,11 @@ keyed = {mode: keyed_by_number(mode) for mode in ("while_executing", "until_exec
 @app.task
 def echo(value: Any) -> Any:
     return value
+
+
+@app.task(bind=True)
+def replaced_by(self: Any, canvas: Any) -> Any:
+    raise self.replace(maybe_signature(canvas, app))
 
 
 @app.task(ignore_result=False)

@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from celery import Task
+from celery import Task, chain
 from celery.exceptions import NotRegistered
 from kombu import serialization
 
@@ -141,6 +141,21 @@ def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
     with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, "-Q", queue, concurrency=1):
         assert first.get(timeout=PROMPTLY) == 1
         assert second.get(timeout=PROMPTLY) == 2
+
+
+def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_nobody_meanwhile(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task, key = tasks.rescheduled_in_queue, "a-later-step"
+    queued = task.apply_async((key, 1), queue="of nobody")
+    step = combined.replaced_by.delay(chain(combined.plain.si(), task.si(key, 2)))
+    until(lambda: task.lock_state(key).turns, "the step waits")
+    came = worker.log().count(f"[{step.id}] received")
+
+    assert task.delay("another key", 3, 2.0).get(timeout=PROMPTLY) == 3
+    assert worker.log().count(f"[{step.id}] received") <= came + 2
+    queued.revoke()
+    assert step.get(timeout=PROMPTLY) == 2
 
 
 @pytest.mark.prove
