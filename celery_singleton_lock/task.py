@@ -304,7 +304,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        origin = Origin(run.key, run.lease.fence, run.published)
+        origin = Origin(run.key, run.lease.fence, run.notes.first_published)
         with telling_joiners(run), queued_until_its_workflow_ends(run), in_place_of(origin):
             return super().replace(sig)
 

@@ -108,6 +108,7 @@ class Holding:
     told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
     takes: int = 1  # how often it has to be released
+    ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
     _is_reported: bool = False
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
     _view: "ref[Lease] | None" = None
@@ -329,47 +330,47 @@ class Holding:
             return False
         return True
 
-    def give_back(self, ending: Ending | None = None) -> Release:
-        """The same for a caller who has seen that there is something to release, and that nobody has taken it again.
-
-        *ending* is what later deliveries of the run's message have to know.
-        """
-        answer = self._end(ending)
+    def give_back(self) -> None:
+        """The same for a caller who has seen that there is something to release, and that nobody has taken it again."""
+        answer = self._end()
+        if answer.marker == "none":
+            self.ending = None
+        elif self.ending is not None:
+            self.ending.marker = answer.marker
         if answer is UNANSWERED:
-            return answer
+            return
         if answer.lost is not None and self.fence:
             if self.lost_reason is None:
                 self.report_lost(answer.lost)
-            return answer
+            return
         if logger.isEnabledFor(logging.DEBUG):
             log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
         if self._is_reported:
             counters.add(self.store, self.key, "held", self._task, "", clock() - self.grant.sent_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
-        return answer
 
-    def _end(self, ending: Ending | None) -> Release:
+    def _end(self) -> Release:
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
             self.stop()
             if not self.is_unanswered:
-                answer = self.store.release(self.claim, self.grant.place, ending)
+                answer = self.store.release(self.claim, self.grant.place, self.ending)
         except StoreError as error:
             log.write(logging.WARNING, "lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
             if answer is UNANSWERED:
                 # A time limit may have interrupted the release above before its end.
                 self.stop()
-                background.submit(self.pending_release(ending))
+                background.submit(self.pending_release())
         return answer
 
-    def pending_release(self, ending: Ending | None = None) -> PendingRelease:
+    def pending_release(self) -> PendingRelease:
         """Its release in the background, while the store may still count it, or a later delivery may still come."""
-        release = partial(self.store.release, self.claim, self.grant.place, ending=ending)
-        give_up_at = clock() + (self.ttl if ending is None else max(self.ttl, ending.kept))
+        release = partial(self.store.release, self.claim, self.grant.place, self.ending)
+        give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:

@@ -149,7 +149,7 @@ def _look_for_its_run(run: Run) -> None:
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
     """The holder runs this very publication, though nothing on the message says that it was delivered before."""
     twins = [each for each in conflict.holders if each.task_id == run.task_id and each.fence]
-    is_same = any(each.published == run.published for each in twins)
+    is_same = any(each.published == run.notes.first_published for each in twins)
     return run.can_be_requeued and is_same and not conflict.is_own
 
 

@@ -32,12 +32,12 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             if holds.get() is not locks:
                 _give_back_locks(run, locks)
     except Exception as error:
-        run.ending = ending_of(run, error)
+        run.lease.ending = ending_of(run, error)
         reason = _asked_to_stop(run, error)
         if reason is None:
             raise
     else:
-        run.ending = ending_of(run, None)
+        run.lease.ending = ending_of(run, None)
         if run.lease.lost_reason is None:
             return result
         reason = _asked_to_stop(run, None)

@@ -176,7 +176,7 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
     since = 0
     if final_result(task, run.task_id):
         # The end of an earlier call with its id, over which Celery would store no other.
-        since = run.published
+        since = run.notes.first_published
         with suppress(Exception):
             task.backend.forget(run.request.id)
     about: dict[str, Any] = {"label": run.claim.facts.label, "published": since, "due_for": _A_MOMENT}

@@ -85,10 +85,10 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 def mark_stored(run: Run) -> None:
     """Say that the result is stored, if later deliveries look for it; in the background if the store is silent."""
-    ending = run.ending
+    ending = run.lease.ending
     if ending is None or ending.outcome != "ended":
         return
-    run.ending = None
+    run.lease.ending = None
     claim = run.claim
     mark = partial(run.store.mark_done, run.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
     if ending.marker == "left":

@@ -57,7 +57,7 @@ from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expire
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Ending, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 
 # The outcomes after which a call is requeued to ask once more.
@@ -93,8 +93,6 @@ class Run:
     retry_error: BaseException | None = None
     # Once RETRY is stored: the key of the message that comes next.
     stored_retry: str | None = None
-    # For later deliveries of its message; None once the store knows all of it.
-    ending: Ending | None = None
     # The call was requeued, or left to another delivery of its message.
     was_passed_on = False
 
@@ -202,10 +200,6 @@ class Run:
     @property
     def claim(self) -> Claim:
         return self.lease.claim
-
-    @property
-    def published(self) -> int:
-        return self.notes.first_published
 
     @property
     def was_replaced(self) -> bool:
@@ -344,7 +338,7 @@ class Run:
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
             self._end_cooldown()
         self.give_back()
-        self.go_to(OVER if self.ending is None else ENDED)
+        self.go_to(OVER if self.lease.ending is None else ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
         """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
@@ -363,11 +357,7 @@ class Run:
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
         if self.lease.unreleased:
-            marker = self.lease.give_back(self.ending).marker
-            if marker == "none":
-                self.ending = None
-            elif self.ending is not None:
-                self.ending.marker = marker
+            self.lease.give_back()
         if self.lease.fence == 0 and not self.was_passed_on:
             self.unmark()
 
