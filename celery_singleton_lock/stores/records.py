@@ -51,7 +51,7 @@ class Claim:
     key: str
     token: str  # fresh for each execution; see `WHOLE`
     ttl: float
-    limit: int = 1
+    limit: int = 1  # granted while fewer places are held, so never with 0
     facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0  # how long a released place stays taken, counted from its grant
     message: int = 0  # its publication, which distinguishes the messages of one task id

@@ -1,6 +1,7 @@
 """Scripts, their arguments and their replies: from the records to the fields of a lock's hash, and back.
 
-lua/parts say what is in it.
+The arguments of each script are a tuple with names, which its Lua reads as locals of the same names. lua/parts say what
+is in the hash.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from redis import exceptions
@@ -35,6 +36,7 @@ from celery_singleton_lock.stores.records import (
 from celery_singleton_lock.stores.redis.errors import accepted, advice_about
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
+_ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
 # Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
@@ -44,88 +46,91 @@ _NO_RESULT = "no-result"
 _ENDED = "ended"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
-_GRANTED = 1
-_DONE = 3
-_LOOKED = 4
 # Errors of a script that say something about the key, and not about us.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "
 
 
 class Script:
-    """A script, called by its digest."""
+    """A Lua file of this package, called by its digest.
 
-    def __init__(self, text: str) -> None:
-        self.text: str = text
-        self.digest: str = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
+    `-- @include NAME` stands for `lua/parts/NAME.lua`. The parts come after the usual answer: a script defines its
+    functions each time it runs.
+    """
+
+    def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
+        text = _INCLUDE.sub(lambda found: _file(f"parts/{found[1]}"), _file(verb))
+        self._verb = verb
+        self._names = _ARGUMENT.findall(text)
+        locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(self._names, 1)]
+        self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
+        self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     @cached_property
     def sharded(self) -> "Script":
         """The same for a cluster, where waiters listen at the server that has the key."""
-        return Script(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
+        return Script(self._verb, "SPUBLISH")
+
+    def arguments(self, **values: str) -> list[str]:
+        """The values by the names of the arguments, in their order; without empty ones at the end, which cost time."""
+        arguments = [values.pop(name, "") for name in self._names]
+        if values:
+            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values)}")
+        while not arguments[-1]:
+            arguments.pop()
+        return arguments
 
 
-def _script(verb: str) -> Script:
-    """A Lua file of this package; a line `-- @include NAME` in it stands for `lua/parts/NAME.lua`.
-
-    The parts are behind the usual answer, because a script runs from top to bottom each time.
-    """
-    folder = resources.files(__package__).joinpath("lua")
-
-    def included(line: "re.Match[str]") -> str:
-        return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
-
-    return Script(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
+def _file(name: str) -> str:
+    return resources.files(__package__).joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
 
 
-ACQUIRE = _script("acquire")
-RELEASE = _script("release")
-RENEW = _script("renew")
-MARK_QUEUED = _script("mark_queued")
-UNMARK = _script("unmark")
-MARK_DONE = _script("mark_done")
-CLAIM_SLOT = _script("claim_slot")
-SURVEY = _script("survey")
-BREAK = _script("break")
+ACQUIRE = Script("acquire")
+RELEASE = Script("release")
+RENEW = Script("renew")
+MARK_QUEUED = Script("mark_queued")
+UNMARK = Script("unmark")
+MARK_DONE = Script("mark_done")
+CLAIM_SLOT = Script("claim_slot")
+SURVEY = Script("survey")
+BREAK = Script("break")
 
 
-def arguments_of(claim: Claim) -> list[str]:
-    """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
+def acquire_arguments(claim: Claim) -> list[str]:
     facts = claim.facts
-    about = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
-    arguments = [
-        claim.token,
-        about if facts.keeps_result else f"{about} {_NO_RESULT}",
-        _limit_and_words(claim),
-        facts.task_id,
-        facts.hostname,
-    ]
-    marker = claim.marker if claim.may_be_copy else ""
-    if facts.task_name or facts.label or marker:
+    grant = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
+    if not facts.keeps_result:
+        grant = f"{grant} {_NO_RESULT}"
+    # By position, as in `release_arguments`: each run asks for these, and names would double the time that it takes.
+    arguments = [claim.token, grant, _words_of(claim), facts.task_id, facts.hostname]
+    if facts.task_name or facts.label:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
-    if marker:
-        arguments.append(marker)
     return arguments
 
 
 def look_arguments(claim: Claim) -> list[str]:
-    """The arguments of acquire.lua for one who asks only whether the message has to come."""
-    token, about, words, task_id, hostname, *named = arguments_of(replace(claim, turn_for=0.0, may_be_copy=False))
-    return [token, about, "0", task_id, hostname, *(named or [""]), "", words]
+    """The arguments of acquire.lua to see whether a message has to come, without taking anything."""
+    token, grant, words, *others = acquire_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
+    return [token, grant, f"looks {words}", *others]
 
 
-def _limit_and_words(claim: Claim) -> str:
-    words = str(claim.limit)
+def _words_of(claim: Claim) -> str:
+    """The fields of a claim that the arguments of acquire.lua have no place of their own for, if they say anything."""
+    words = f"limit={claim.limit}"
+    if claim.may_be_copy:
+        words += f" message={claim.message}"
     if claim.heeds_queued:
-        words += " heeds"
-    if claim.newest:
-        words += f" newest={claim.newest}"
+        words += " heeds_queued"
     if claim.queued_for:
-        words += f" queued={milliseconds(claim.queued_for)}"
+        words += f" queued_for={milliseconds(claim.queued_for)}"
     if claim.succeeds:
-        words += f" {claim.succeeds}={milliseconds(claim.supersedes_for)}"
+        words += f" succeeds={claim.succeeds} supersedes_for={milliseconds(claim.supersedes_for)}"
+        if claim.newest:
+            words += f" newest={claim.newest}"
     if claim.turn_for:
-        words += f" turn={ceil(claim.turn_for)},{claim.rank}{' here' if claim.waits_here else ''}"
+        waits = " waits_here" if claim.waits_here else ""
+        words += f" turn_for={milliseconds(claim.turn_for)} rank={claim.rank}{waits}"
     return words
 
 
@@ -134,12 +139,13 @@ def mark_text(label: str, published: int, due_for: float) -> str:
     return f"{label}{_SEPARATOR}{published},{milliseconds(due_for)}" if published or due_for else label
 
 
-def begins_text(claim: Claim | None) -> list[str]:
-    """What unmark.lua needs to know of a call that begins without a lease, if it gives way to newer ones."""
+def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[str]:
+    words = " ".join(word for word, is_said in says.items() if is_said)
     if claim is None or claim.succeeds is None:
-        return []
+        return UNMARK.arguments(task_id=task_id, words=words)
     facts = claim.facts
-    return [f"{claim.succeeds} {milliseconds(claim.supersedes_for)} {facts.published} {facts.task_name}"]
+    words += f" succeeds={claim.succeeds} supersedes_for={milliseconds(claim.supersedes_for)}"
+    return UNMARK.arguments(task_id=task_id, words=f"{words} published={facts.published}", task_name=facts.task_name)
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
@@ -153,35 +159,36 @@ def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str],
 
 
 def release_arguments(claim: Claim, place: int | None, ending: Ending | None) -> list[str]:
-    """The arguments of release.lua."""
     facts = claim.facts
-    if place == 1 and not claim.min_hold and not (ending is not None and ending.is_due):
+    is_due = ending is not None and ending.is_due
+    if place == 1 and not claim.min_hold and not is_due:
         # If nothing is known but this holder, the hash has so many fields.
-        words = "7 1 0" if facts.task_name or facts.label else "6 1 0"
+        words = "size=7 place=1" if facts.task_name or facts.label else "size=6 place=1"
     else:
-        words = f"0 {place or 0} {milliseconds(claim.min_hold)}"
-    if ending is not None:
-        is_due = "1" if ending.is_due else "0"
-        marker = marker_of(facts.task_id, claim.message)
-        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker}"
-    return [claim.token, words]
+        words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
+    if ending is None:
+        return [claim.token, words]
+    words += f" attempt={facts.attempt} outcome={ending.outcome} kept={round(ending.kept * 1000)}"
+    return [claim.token, f"{words} is_due" if is_due else words, marker_of(facts.task_id, claim.message)]
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
     """What acquire.lua says."""
     if isinstance(reply, int):
         return Grant(1, reply, reply / 1_000_000, sent_at)
-    verdict, _, *rest = reply
-    if verdict == _GRANTED:
-        place, fence, took_over, since, *died = rest
-        return Grant(place, fence, since / 1_000_000, sent_at, bool(took_over), _dead(key, *died[0]) if died else None)
-    return Done(*rest) if verdict == _DONE else conflict_in(key, reply)
+    match reply:
+        case ["granted", _, place, fence, since, *died]:
+            return Grant(place, fence, since / 1_000_000, sent_at, bool(died), _dead(key, *died[0]) if died else None)
+        case ["done", _, attempt, outcome]:
+            return Done(attempt, outcome)
+    return conflict_in(key, reply)
 
 
 def place_in(reply: Sequence[Any]) -> Place:
-    """The place in a reply of acquire.lua to one who looks."""
-    if reply[0] == _LOOKED:
-        return Place(reply[1], bool(reply[2]), reply[3], reply[4] / 1_000_000)
+    """The place in a reply of acquire.lua to one that looks."""
+    match reply:
+        case ["looked", now, comes, ahead, free_in]:
+            return Place(now, bool(comes), ahead, free_in / 1_000_000)
     # It is done, or has a place: its run sees to it.
     return Place(reply[1], comes=True, ahead=0, free_in=0.0)
 
@@ -191,7 +198,7 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     verdict, now, successor, rows, *turn = reply
     rank, ahead, free_in = turn or (0, 0, inf)
     holders = tuple(holders_in(key, now, rows))
-    return Conflict(key, holders, successor or None, now, verdict == -1, rank, ahead, free_in / 1_000_000)
+    return Conflict(key, holders, successor or None, now, verdict == "twin", rank, ahead, free_in / 1_000_000)
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:

@@ -12,7 +12,15 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
 from celery_singleton_lock.stores.redis.connection import Command, Connections
-from celery_singleton_lock.stores.redis.encoding import ACQUIRE, BREAK, RELEASE, arguments_of, holders_in, microseconds
+from celery_singleton_lock.stores.redis.encoding import (
+    ACQUIRE,
+    BREAK,
+    RELEASE,
+    acquire_arguments,
+    holders_in,
+    microseconds,
+    release_arguments,
+)
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
@@ -107,10 +115,10 @@ class Inventory:
         those who were asked, or whose places were freed, and the marks that were in force and are gone.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
-        now, dropped, rows = self._store.request(BREAK, key, (by, words, *tokens))[0]
+        now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
         # It is done even if nobody can be woken. The token is one that nobody has.
         with suppress(StoreError):
-            self._store.request(RELEASE, key, ("~", "0 0 0"))
+            self._store.release(Claim(key, "~", _TRIAL_TTL), None)
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
@@ -143,8 +151,8 @@ class Inventory:
         # One in another slot as well, because leases are renewed together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
-        asks = [([each.key], arguments_of(each)) for each in (*holders, waiter)]
-        releases = [([each.key], (each.token, "0 0 0")) for each in (*holders, waiter)]
+        asks = [([each.key], acquire_arguments(each)) for each in (*holders, waiter)]
+        releases = [([each.key], release_arguments(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
             # The part of the store names the server of this key in its error.

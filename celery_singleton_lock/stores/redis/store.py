@@ -39,9 +39,8 @@ from celery_singleton_lock.stores.redis.encoding import (
     SURVEY,
     UNMARK,
     Script,
+    acquire_arguments,
     answer_in,
-    arguments_of,
-    begins_text,
     conflict_in,
     look_arguments,
     mark_text,
@@ -51,6 +50,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     renewals_of,
     slot_in,
     states_in,
+    unmark_arguments,
     unreadable_in,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, is_passing
@@ -148,7 +148,7 @@ class Store:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
             bound = min(bound, REPLY_TIMEOUT)
         try:
-            reply, sent_at, _ = self.request(ACQUIRE, claim.key, arguments_of(claim), bound, self.replicas)
+            reply, sent_at, _ = self.request(ACQUIRE, claim.key, acquire_arguments(claim), bound, self.replicas)
         except StoreError:
             part.is_away = True
             raise
@@ -220,7 +220,7 @@ class Store:
         found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`. If it is to be the *newest*, no
         queued call that was published before it is in its way: it takes that call's place.
         """
-        words = f"{limit} {sent} {'newest' if newest else ''}"
+        words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
         return found if isinstance(found, Holder) else None
 
@@ -243,17 +243,19 @@ class Store:
         That is no later than *within* seconds after the first of the calls of which each has taken the place of the one
         before it, and this call that of the last.
         """
-        words = f"0 {sent} newest due={milliseconds(due_in)} within={milliseconds(within)}"
+        words = f"limit=0 newest due_in={milliseconds(due_in)} within={milliseconds(within)}"
+        words += f" sent={sent}" if sent else ""
         return self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
 
     def _marked(
         self, key: str, task_id: str, seconds: float, words: str, cooldown: float, about: str
     ) -> Holder | float:
-        arguments = task_id, milliseconds(seconds), words, milliseconds(cooldown), *filter(None, [about])
+        times = {"lasts": milliseconds(seconds), "cooldown": milliseconds(cooldown)}
+        arguments = MARK_QUEUED.arguments(task_id=task_id, **times, words=words, about=about)
         reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
         if reply == 1:
             return 0.0
-        return float(reply[1]) / 1_000_000 if reply[0] == 1 else conflict_in(key, reply).first
+        return float(reply[1]) / 1_000_000 if reply[0] == "sooner" else conflict_in(key, reply).first
 
     def unmark(
         self,
@@ -272,18 +274,21 @@ class Store:
         If it *heeds*, leave everything if another call is queued, and return the conflict with it; with a *claim* that
         `succeeds`, only if that one is newer, or if a newer one has begun.
         """
-        words = f"{'cooldown' if ends_cooldown else ''} {'ended' if call_ended else ''} {'heeds' if heeds else ''}"
-        reply = self.request(UNMARK, key, (task_id, words, *begins_text(claim)))[0]
+        says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
+        reply = self.request(UNMARK, key, unmark_arguments(task_id, claim, **says))[0]
         return None if reply == 1 else conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write the marker of a message, unless more is known: a later attempt, or the last word on this one."""
-        self.request(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
+        lasts = milliseconds(seconds)
+        arguments = MARK_DONE.arguments(marker=marker, attempt=str(attempt), outcome=outcome, lasts=lasts)
+        self.request(MARK_DONE, key, arguments)
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim a slot, or note when it was sent, or forget its entry; False if that was done, or others lead."""
-        moments = (str(slot.due), str(slot.fence), str(slot.sent), milliseconds(_SLOTS_ARE_KEPT))
-        return bool(self.request(CLAIM_SLOT, key, (slot.entry, *moments))[0])
+        moments = {"due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
+        arguments = CLAIM_SLOT.arguments(entry=slot.entry, **moments, lasts=milliseconds(_SLOTS_ARE_KEPT))
+        return bool(self.request(CLAIM_SLOT, key, arguments)[0])
 
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""

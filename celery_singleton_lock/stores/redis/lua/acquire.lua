@@ -5,55 +5,48 @@
 -- token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
--- ARGV[1]  token, fresh for each execution
--- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication; and then words for its grant, see parts/lock.lua
--- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `heeds` a queued mark;
---          `newest=queued` or `newest=next`: it is the newest call since it was published, or since it was requeued;
---          `queued=<milliseconds>` counts as queued for so long if refused; `rerun=<milliseconds>` or
---          `replace=<milliseconds>` becomes the successor if refused, and supersedes older ones for so long;
---          `turn=<seconds>,<rank>` has a turn for so long if refused, with this rank if there was one; of its message,
---          or, if it waits `here`, in a process, under its token
--- ARGV[4]  task id of the caller, or an empty text
--- ARGV[5]  its hostname, or an empty text
--- ARGV[6]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
--- ARGV[7]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
--- ARGV[8]  for one that only looks whether its message has to come: limit and words, and ARGV[3] is 0
+-- @argument token     fresh for each execution
+-- @argument grant     ttl in milliseconds, pid, attempt and publication, and then words: the end of a grant, parts/lock.lua
+-- @argument words     fields of a `Claim`, durations in milliseconds; `message` if this may be a later delivery of that one;
+--                     `looks` if nothing is to be taken, and the message asks only whether it has to come
+-- @argument task_id   or an empty text
+-- @argument hostname  or an empty text
+-- @argument named     task's name where the lock has another name, or an empty text; and then '\31' and a label if it has
+--                     one; left out if there is neither
 --
--- Returns  fence                               granted place 1 of a lock of which nothing was known
---          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
---          {3, now, attempt, outcome}          done: a run of this message has ended
---          {4, now, comes, ahead, wait}        looked: 1 if the message has to come; how many turns are before it, or 0 if
---                                              the first was called; after how many microseconds a place is free if nobody
---                                              renews
---          {0, now, next, holders, rank, ahead, wait}  held: a few holders, or else those that go before; seven values each.
---                                              For `rerun` and `replace`, the call that runs next, this one or one that
---                                              has superseded it; an empty text while neither is known. The rank of
---                                              its turn, if it has one; then as for one who looks
---          {-1, now, '', holders}              another delivery of this message holds it, or waits
+-- Returns  fence                                   granted place 1 of a lock of which nothing was known
+--          {'granted', now, place, fence, since, died}  granted; task id, hostname and task name of the holder that died
+--          {'done', now, attempt, outcome}         a run of this message has ended
+--          {'looked', now, comes, ahead, free_in}  to one that looks: 1 if its message has to come; how many turns are
+--                                                  before it, or 0 if the first was called; after how many microseconds a
+--                                                  place is free if nobody renews
+--          {'held', now, next, holders, rank, ahead, free_in}  `refused` of parts/lock.lua: a few holders, or else those
+--                                                  that go before, seven values each
+--          {'twin', now, '', holders}              another delivery of this message holds it, or waits
 
 -- @include time
-local key, token, ttl = KEYS[1], ARGV[1], string.match(ARGV[2], '^%d+')
+local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
-if size == 0 and ARGV[3] ~= '0' then
+if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   local fence = format('%d', now)
   -- One write before all others, so that a server out of memory refuses it as a whole.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
-    '1:', fence .. ' 0 ' .. ARGV[2], '1:i', ARGV[4], '1:h', ARGV[5]
+    '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
   )
-  if ARGV[6] and ARGV[6] ~= '' then
-    call('HSET', key, '1:n', ARGV[6])
+  if named then
+    call('HSET', key, '1:n', named)
   end
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
-elseif size == 6 and ARGV[3] == '1' and not ARGV[7] then
+elseif size == 6 and words == 'limit=1' then
   -- The fields come in the order of that write, unless something else was written since.
   local known = call('HGETALL', key)
   local holder = known[2]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
     and known[9] == '1:i' and known[11] == '1:h'
   if is_usual and holder ~= token and known[4] - now > 0 then
-    return {0, now, '', {1, holder, known[4], known[8], known[10], known[12], ''}}
+    return {'held', now, '', {1, holder, known[4], known[8], known[10], known[12], ''}}
   end
 end
 
@@ -65,11 +58,10 @@ end
 local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
 
 ttl = tonumber(ttl)
-local words, task_id, named, marker, looks = ARGV[8] or ARGV[3], ARGV[4], ARGV[6] or '', ARGV[7] or '', ARGV[8]
-local limit, is_here = tonumber(string.match(words, '^%d+')), string.find(words, ' here', 1, true)
-local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)')
-local policy, memory = string.match(words, ' (re%a+)=(%d+)')
-local turn_lasts, its_rank = string.match(words, ' turn=(%d+),(%d+)')
+local words = words_in(words)
+local limit, looks, policy, is_here = tonumber(words.limit), words.looks, words.succeeds, words.waits_here
+local attempt, published = string.match(grant, '^%d+ %S+ (%d+) (%d+)')
+attempt = tonumber(attempt)
 local own_turn = is_here and token or '@' .. task_id
 local known = redis.call(
   'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w@' .. task_id, 'front'
@@ -78,50 +70,58 @@ local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known
 local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] and token or '@' .. task_id
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
-  task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
-  published = published ~= '0' and tonumber(published) or now, newest = string.match(words, ' newest=(%a+)'),
+  task_id = task_id, task_name = string.match(named or '', '^[^\31]*'), policy = policy, newest = words.newest,
+  published = published ~= '0' and tonumber(published) or now,
 }
 local place
+
+local function granted(its_place, fence, since, died)
+  return {'granted', now, its_place, fence, since, died}
+end
+
+local function looked(comes, ahead, free_at)
+  return {'looked', now, comes and 1 or 0, ahead, math.max(0, free_at - now)}
+end
 
 -- 1. Is it done, or does another delivery of the message live? One message, one body. But the cool-down of an earlier
 -- attempt does not keep a later one out, which takes its place.
 -- Each call looks for the marker of an ended run, because some brokers do not say of a copy that it is one.
-attempt = tonumber(attempt or 0)
-if marker ~= '' or (published or '0') ~= '0' then
-  local past, outcome, at = read_marker(key, marker ~= '' and marker or 'done:' .. task_id .. ':' .. published)
+local message = words.message or published ~= '0' and published
+if message then
+  local past, outcome, at = read_marker(key, 'done:' .. task_id .. ':' .. message)
   if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
-    return {3, now, past, outcome}
+    return {'done', now, past, outcome}
   end
 end
-if marker ~= '' then
-  local ids = read_numbered(key, '', 1, highest, ':i')
+if words.message then
+  local ids, twin = read_numbered(key, '', 1, highest, ':i'), nil
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
       local is_later = attempt > grant_of(key, each.place).attempt
-      if not is_on_hold(each.token) then
+      if is_on_hold(each.token) then
+        each.alive, place = not is_later, is_later and each.place or place
+      else
         if not is_later then
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
-        return {-1, now, '', described(key, {each}, 1)}
-      elseif is_later then
-        each.alive, place = false, each.place
+        twin = described(key, {each}, 1)
+        break
       end
     end
   end
-  local twin
-  if line then
+  if line and not twin then
     walk_line(key, tonumber(known[8]) or line.front, line.last, function(turn, its_ticket)
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
         -- Both deliveries of a message wait for one turn.
-        twin = not turn.is_message and turn or nil
+        twin = not turn.is_message and described_turns({turn}) or nil
         return 'enough'
       end
     end)
   end
   if twin then
-    return {-1, now, '', described_turns({twin})}
+    return {'twin', now, '', twin}
   end
 end
 
@@ -133,7 +133,7 @@ for _, each in ipairs(places) do
     -- First, because a server out of memory refuses HSET if the script has written nothing before.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
-    return {1, now, each.place, its_grant.fence, 0, its_grant.since}
+    return granted(each.place, its_grant.fence, its_grant.since)
   elseif each.alive then
     held, soonest = held + places_of(each.token), math.min(soonest, each.deadline)
   else
@@ -142,14 +142,14 @@ for _, each in ipairs(places) do
 end
 
 -- 3. Is the call superseded by a newer one?
-local its_relation, heeds = relation(this_call, successor), string.find(words, 'heeds', 1, true)
+local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer and looks then
-  return {4, now, 1, 0, 0, 0}
+  return looked(true, 0, now)
 elseif newer then
   local holders = described(key, places, A_FEW)
   newer.deadline = math.max(newer.deadline, now)
-  return {0, now, newer.task_id, #holders > 0 and holders or described_turns({newer})}
+  return refused(newer.task_id, #holders > 0 and holders or described_turns({newer}))
 end
 
 -- 4. Who goes before? The caller is kept out if that are at least as many calls as there are free places.
@@ -182,9 +182,9 @@ if queued and not is_queued and heeds then
 end
 -- Those who go before are called, because their holder may have died, and they with it. A turn that is unheard keeps its
 -- place from newcomers, if they can wait, for as long as its message may be on its way; nobody else waits for it.
-local mine = {rank = math.min(tonumber(its_rank or 0), now), published = this_call.published, token = own_turn}
+local mine = {rank = math.min(tonumber(words.rank or 0), now), published = this_call.published, token = own_turn}
 local is_newcomer = not ticket and mine.rank == 0
-local from = line and (is_newcomer and turn_lasts and math.max(line.first, line.front - LONGEST_WALK) or line.front)
+local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
   local front, unheard = walk_line(key, from, behind, function(turn, its_ticket)
@@ -195,7 +195,7 @@ if line and free > #before and behind >= from then
       return 'enough'
     end
     local is_there = turn.state ~= UNHEARD and call_turn(key, its_ticket, turn)
-    local may_come = is_newcomer and turn_lasts and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
+    local may_come = is_newcomer and words.turn_for and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and ranks_before(turn)
   end)
   begin_line_at(key, line, front, unheard)
@@ -234,7 +234,7 @@ if looks then
     line.front = ticket
     redis.call('HSET', key, 'front', ticket)
   end
-  return {4, now, comes and 1 or 0, ahead_of(ticket), math.max(0, soonest - now)}
+  return looked(comes, ahead_of(ticket), soonest)
 end
 
 -- 5. Is a place left?
@@ -249,10 +249,10 @@ if free > #before then
   end
   redis.call(
     'HSET', key, place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
-    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ARGV[2],
-    place .. ':i', task_id, place .. ':h', ARGV[5]
+    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. grant,
+    place .. ':i', task_id, place .. ':h', hostname
   )
-  if named ~= '' then
+  if named then
     redis.call('HSET', key, place .. ':n', named)
   end
   if place > highest then
@@ -263,7 +263,7 @@ if free > #before then
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
     heir.deadline = 0
-    heir.supersedes = math.max(older_until, heir.supersedes or now + memory * 1000)
+    heir.supersedes = math.max(older_until, heir.supersedes or now + words.supersedes_for * 1000)
     if heir.supersedes > now then
       set_successor(key, heir)
     else
@@ -286,28 +286,28 @@ if free > #before then
     call_next(key, line, held + 1, 0)
   end
   expire_after(key, 2000 * ttl)
-  return {1, now, place, fence, died and 1 or 0, now, died}
+  return granted(place, fence, now, died)
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
-local queued_for = tonumber(string.match(words, 'queued=(%d+)'))
-if queued_for and is_queued and queued.deadline < now + queued_for * 1000 then
-  redis.pcall('HSET', key, 'queued', integer(now + queued_for * 1000) .. string.match(known[6], ' .*$'))
-  expire_after(key, queued_for * 1000)
+local queued_until = words.queued_for and now + words.queued_for * 1000
+if queued_until and is_queued and queued.deadline < queued_until then
+  redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(known[6], ' .*$'))
+  expire_after(key, queued_until - now)
 end
 
 -- 6. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
-local has_come_again = this_call.newest == 'next'
+local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
   local remembers = its_relation == 'older_yields' or its_relation == 'former'
   this_call.deadline = now + PATIENCE
-  this_call.supersedes = remembers and now + memory * 1000 or its_relation == 'mine' and successor.supersedes or 0
+  this_call.supersedes = remembers and now + words.supersedes_for * 1000 or its_relation == 'mine' and successor.supersedes or 0
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if its_relation ~= 'mine' then
     -- It ends in favour of this call.
@@ -323,11 +323,11 @@ local holders = described(key, places, A_FEW)
 local rows = #holders > 0 and holders or described_turns(before)
 
 -- 7. Does it have a turn: in its process, or of its message while that is in the broker?
-if not turn_lasts then
-  return {0, now, next_one or '', rows}
+if not words.turn_for then
+  return refused(next_one or '', rows)
 end
 local turn = {
-  state = is_here and WAITING or COMING, since = now, deadline = now + turn_lasts * 1000000, token = own_turn,
+  state = is_here and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
   limit = limit, copies = copies, task_id = task_id, published = this_call.published, is_message = not is_here,
   rank = not is_newcomer and mine.rank or nil,
 }
@@ -337,4 +337,4 @@ if ticket and ticket_token ~= own_turn then
 end
 local rank
 line, ticket, rank = keep_turn(key, line, turn, ticket, own)
-return {0, now, next_one or '', rows, rank, rank and ahead_of(ticket), math.max(0, soonest - now)}
+return refused(next_one or '', rows, rank, rank and ahead_of(ticket), math.max(0, soonest - now))

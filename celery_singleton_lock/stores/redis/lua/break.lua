@@ -4,9 +4,9 @@
 -- once, because no body runs under them. Waiters keep their turns, and release.lua has to wake them.
 --
 -- KEYS[1]  lock key
--- ARGV[1]  who asks
--- ARGV[2]  words: `force` frees the places at once, though their holders may go on; `marks` drops marks and cool-downs
--- ARGV[3]  and the following: tokens of the holders
+-- @argument by     who asks
+-- @argument words  `force` frees the places at once, though their holders may go on; `marks` drops marks and cool-downs
+-- and then the tokens of the holders
 --
 -- Returns  {now, dropped, holders}  the marks that were in force; the holders that were asked, seven values each
 
@@ -14,8 +14,7 @@
 -- @include lock
 -- @include marks
 -- @include successor
-local key, by = KEYS[1], ARGV[1]
-local is_forced, drops = string.find(ARGV[2], 'force', 1, true), string.find(ARGV[2], 'marks', 1, true)
+local key, words = KEYS[1], words_in(words)
 local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown', 'next')
 local meant, holders, dropped, is_cooling = {}, {}, {}, false
 for i = 3, #ARGV do
@@ -27,21 +26,21 @@ redis.call('HDEL', key, '')
 for _, each in ipairs(read_places(key, tonumber(known[1] or 1))) do
   if each.alive and meant[each.token] then
     holders[#holders + 1] = each
-  elseif each.alive and drops and is_on_hold(each.token) then
+  elseif each.alive and words.marks and is_on_hold(each.token) then
     empty_place(key, each.place, each.token)
     is_cooling = true
   end
 end
 local rows = described(key, holders, math.huge)
 for _, each in ipairs(holders) do
-  if is_forced then
+  if words.force then
     empty_place(key, each.place, each.token)
   else
     ask_to_stop(key, each)
     redis.call('HSET', key, 'broken:' .. each.token, by)
   end
 end
-if drops then
+if words.marks then
   local in_force = {
     queued = mark_of(known[2]), next = is_coming(successor_in(known[4])), cooldown = is_cooling or mark_of(known[3]),
   }

@@ -1,18 +1,18 @@
 -- Give back a place, or a turn in the line; then call those whose turn it is.
 --
 -- KEYS[1]  lock key
--- ARGV[1]  token given to acquire.lua
--- ARGV[2]  how many fields the hash has if it has nothing but this holder, or 0; place, or 0 for a caller whose acquire was
---          never answered; milliseconds for which it stays taken, counted from when it was given; then of a run that has
---          ended for good: attempt, outcome, milliseconds for which its marker is kept, 1 to leave the marker although no
---          copy has come yet, or 0, and the marker of its message
+-- @argument token   given to acquire.lua
+-- @argument words   `size`, the fields of a hash that has nothing but this holder; `place`, if it is known; `min_hold`,
+--                   milliseconds for which it stays taken, counted from when it was given; and of a run that has ended for
+--                   good: `attempt`, the fields of an `Ending`, and the milliseconds for which its marker is `kept`
+-- @argument marker  of the message of such a run; otherwise left out
 --
 -- Returns  1 released | 0 lost before, the lock is somebody else's | 4 lost before, nobody has it; and 2 more if the marker
 --          was left
 
 -- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
-if call('HLEN', key) == tonumber(string.match(ARGV[2], '^%d+')) and call('HEXISTS', key, ARGV[1]) == 1 then
+if call('HLEN', key) == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
   return call('DEL', key)
 end
 
@@ -23,15 +23,14 @@ end
 -- @include successor
 -- @include queue
 local RELEASED, TAKEN, GONE, MARKED = 1, 0, 4, 2
-local token = ARGV[1]
-local own_place, min_hold, ending = string.match(ARGV[2], '^%d+ (%d+) (%d+) ?(.*)$')
+local words = words_in(words)
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'front', 'w' .. token, 'next')
 local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3], known[4]), tonumber(known[5])
 local answer = redis.call('EXISTS', key) == 1 and TAKEN or GONE
 
 local function leave_place(place)
   -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
-  local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
+  local free_at = math.min(grant_of(key, place).since, now) + (words.min_hold or 0) * 1000
   if free_at <= now then
     empty_place(key, place, token)
     return false
@@ -51,7 +50,7 @@ end
 
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for _, each in ipairs(read_places(key, highest)) do
-  local is_mine = each.token == token and (own_place == '0' or tonumber(own_place) == each.place)
+  local is_mine = each.token == token and (not words.place or tonumber(words.place) == each.place)
   if is_mine then
     copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
     is_kept = leave_place(each.place)
@@ -69,13 +68,10 @@ elseif highest_left < highest then
 end
 
 -- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
-if ending ~= '' then
-  local attempt, outcome, kept, is_due, marker = string.match(ending, '^(%d+) (%S+) (%d+) (%d) (.*)$')
-  if answer ~= RELEASED or copy_has_come or is_due == '1' then
-    write_marker(key, marker, tonumber(attempt), outcome, tonumber(kept))
-    sweep_markers(key)
-    answer = answer + MARKED
-  end
+if marker and (answer ~= RELEASED or copy_has_come or words.is_due) then
+  write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
+  sweep_markers(key)
+  answer = answer + MARKED
 end
 if line then
   -- A cool-down has freed no place yet, but the first in line has to hear when it will.

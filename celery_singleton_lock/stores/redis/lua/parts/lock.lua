@@ -1,17 +1,32 @@
+-- The places of a lock, the holders that have them, and the answer to a caller who gets none.
+local integer, words_in, expire_after, read_numbered, refused
+local read_places, grant_in, grant_of, set_deadline, places_of, is_on_hold, ask_to_stop, let_holders_stay, empty_place
+local described, described_turns, has_ended, note_end
+local A_FEW = 8 -- so many holders, or calls that go before, are in an answer
+
 -- Numbers and moments in the form in which they are written.
-local function integer(number)
+function integer(number)
   return string.format('%.0f', number)
 end
 
+-- The words of an argument, by their names: `name=value`, or a name alone, whose value is an empty text.
+function words_in(text)
+  local words = {}
+  for name, value in string.gmatch(text or '', '([%l_]+)=?(%S*)') do
+    words[name] = value
+  end
+  return words
+end
+
 -- Never shorten the expiry.
-local function expire_after(key, microseconds)
+function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
   if redis.call('PEXPIRE', key, milliseconds, 'NX') == 0 then
     redis.call('PEXPIRE', key, milliseconds, 'GT')
   end
 end
 
--- The places of a lock, and the holders that have them.
+-- The fields of places and holders:
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down, and one that begins
 --               with * has the whole lock: it is granted while no place is taken, and then nobody else gets a place
 --   <token>     deadline of that holder; under !<token> once it has been asked to stop
@@ -39,7 +54,7 @@ local function read_fields(key, names)
 end
 
 -- The fields whose names have a number, from `first` to `last`, between `before` and `behind`.
-local function read_numbered(key, before, first, last, behind)
+function read_numbered(key, before, first, last, behind)
   local names = {}
   for number = first, last do
     names[#names + 1] = before .. number .. behind
@@ -47,7 +62,7 @@ local function read_numbered(key, before, first, last, behind)
   return read_fields(key, names)
 end
 
-local function grant_in(value)
+function grant_in(value)
   local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) ?(%S*) ?(%d*) ?%S* ?(%d*) ?(%d*)')
   local granted_at = tonumber(since) or 0
   return {
@@ -56,16 +71,16 @@ local function grant_in(value)
   }
 end
 
-local function grant_of(key, place)
+function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
 -- Whether a call has ended whose run may hold the place still.
-local function has_ended(grant)
+function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
 
-local function note_end(key, highest, task_id)
+function note_end(key, highest, task_id)
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   for place, id in ipairs(read_numbered(key, '', 1, highest, ':i')) do
     local grant = id == task_id and redis.call('HGET', key, place .. ':')
@@ -76,23 +91,23 @@ local function note_end(key, highest, task_id)
 end
 
 -- Whether a holder was asked to stop does not change here.
-local function set_deadline(key, each, deadline)
+function set_deadline(key, each, deadline)
   redis.call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
 
-local function is_on_hold(token)
+function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
 -- How many places the holder with this token takes, or a waiter will take.
 local ALL = 1000000 -- more than any limit
-local function places_of(token)
+function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
 -- All places, in order: {place, token, deadline, alive, asked_to_stop}; the token is nil where the place is empty. A holder
 -- is alive until its deadline, whether it was asked to stop or not.
-local function read_places(key, highest)
+function read_places(key, highest)
   local tokens = read_numbered(key, '', 1, highest, '')
   local names, places = {}, {}
   for place = 1, highest do
@@ -110,7 +125,7 @@ local function read_places(key, highest)
   return places
 end
 
-local function ask_to_stop(key, each)
+function ask_to_stop(key, each)
   if not each.asked_to_stop then
     each.asked_to_stop = true
     set_deadline(key, each, each.deadline)
@@ -119,7 +134,7 @@ local function ask_to_stop(key, each)
 end
 
 -- Take back the successor's request to stop, which holders may not have heard yet; not that of a person.
-local function let_holders_stay(key, places)
+function let_holders_stay(key, places)
   for _, each in ipairs(places) do
     if each.alive and each.asked_to_stop and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
       redis.call('HDEL', key, '!' .. each.token)
@@ -128,7 +143,7 @@ local function let_holders_stay(key, places)
   end
 end
 
-local function empty_place(key, place, token)
+function empty_place(key, place, token)
   local names = {place, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token}
   for _, suffix in ipairs(FACTS) do
     names[#names + 1] = place .. suffix
@@ -137,8 +152,6 @@ local function empty_place(key, place, token)
 end
 
 -- Holders in the form for callers, seven values each: place, token, deadline, grant, task id, hostname, task name.
-local A_FEW = 8
-
 local function add_values(holders, values)
   for _, value in ipairs(values) do
     holders[#holders + 1] = value or ''
@@ -146,7 +159,7 @@ local function add_values(holders, values)
 end
 
 -- A few of the holders, among them the one whose lease ends first.
-local function described(key, places, most)
+function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
     if each.alive then
@@ -165,11 +178,17 @@ local function described(key, places, most)
 end
 
 -- A few of the calls that go before, described as the holders that they will be; of a grant, they have their publication.
-local function described_turns(turns)
+function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do
     local each = turns[i]
     add_values(holders, {'', each.token or '', integer(each.deadline), integer(each.published or 0), each.task_id, '', ''})
   end
   return holders
+end
+
+-- The answer to a caller who gets no place; `successor` is the task id of the call that runs next, or an empty text. One
+-- that has a turn gets its rank as well, and what `looked` of acquire.lua has.
+function refused(successor, holders, rank, ahead, free_in)
+  return {'held', now, successor, holders, rank, ahead, free_in}
 end

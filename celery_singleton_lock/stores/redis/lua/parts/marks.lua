@@ -4,11 +4,15 @@
 -- others, until when those may come, and the publication of the first of them.
 --   queued      the call that is unique in the queue
 --   cooldown    the call whose publishing keeps the key in a cool-down
-local function task_id_of(value)
+local task_id_of, mark_of, set_mark, read_marker, write_marker, sweep_markers
+local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if none is there by then, its process has died
+local SAMPLE = 10 -- fields that are looked at for markers that are over
+
+function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
 end
 
-local function mark_of(value)
+function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
     local label, published, due_for, supersedes, first =
@@ -20,7 +24,7 @@ local function mark_of(value)
   end
 end
 
-local function set_mark(key, name, milliseconds, task_id)
+function set_mark(key, name, milliseconds, task_id)
   redis.call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. task_id)
   expire_after(key, milliseconds * 1000)
 end
@@ -30,10 +34,7 @@ end
 --     retried  another attempt follows
 --     ended    its result is about to be stored
 --     stored   its result is there
-local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if none is there by then, its process has died
-local SAMPLE = 10 -- fields that are looked at for markers that are over
-
-local function read_marker(key, marker)
+function read_marker(key, marker)
   local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
     return tonumber(attempt), outcome, tonumber(at)
@@ -42,7 +43,7 @@ local function read_marker(key, marker)
 end
 
 -- Keep a marker of a later attempt, and the last outcome of this attempt.
-local function write_marker(key, marker, attempt, outcome, milliseconds)
+function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then
     local facts = attempt .. ' ' .. outcome .. ' ' .. integer(now)
@@ -53,7 +54,7 @@ end
 
 -- A server deletes no single field, so a few fields at random are looked at each time, as Redis itself does with keys.
 -- With one sweep for each marker that is written, about a tenth of them is over.
-local function sweep_markers(key)
+function sweep_markers(key)
   for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then
       redis.call('HDEL', key, field)

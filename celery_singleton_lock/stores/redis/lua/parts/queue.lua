@@ -11,6 +11,8 @@
 -- that a call which was published earlier goes first of those that are refused in one moment, it takes their moment. The
 -- message carries its rank, and gets its place back by it if the store has lost the turn. leases/line.py has the table of
 -- the states.
+local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_turn, walk_line, begin_line_at, call_next
+local call_in_place_of_missed, is_later, keep_turn
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- so many look by themselves every few seconds
 local LONGEST_WALK = 200 -- so many tickets are read by one script
@@ -33,13 +35,13 @@ local function in_place_of_missed()
 end
 
 -- The line of these fields; nil if nobody waits.
-local function line_in(first, last, front)
+function line_in(first, last, front)
   if first then
     return {first = tonumber(first), last = tonumber(last), front = tonumber(front or first)}
   end
 end
 
-local function turn_in(value)
+function turn_in(value)
   local known, task_id = string.match(value or '', '^([^\31]*)\31(.*)$')
   local rank, state, since, lasts, before, limit, copies, token =
     string.match(known or '', '^(%d+) (%a)(%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d) (%S+)')
@@ -53,7 +55,7 @@ local function turn_in(value)
   end
 end
 
-local function goes_before(turn, other)
+function goes_before(turn, other)
   if turn.rank ~= other.rank then
     return turn.rank < other.rank
   elseif turn.published ~= other.published then
@@ -66,7 +68,7 @@ local function set_ticket(key, ticket, turn)
   redis.call('HSET', key, 'q' .. ticket, turn.value, 'w' .. turn.token, ticket)
 end
 
-local function write_turn(key, ticket, turn)
+function write_turn(key, ticket, turn)
   -- For a turn that waits nobody needs to know since when; a short value costs the server less.
   local since = turn.state == WAITING and 0 or (turn.since - turn.rank) / 1000
   turn.value = table.concat({
@@ -76,7 +78,7 @@ local function write_turn(key, ticket, turn)
   set_ticket(key, ticket, turn)
 end
 
-local function set_state(key, ticket, turn, state)
+function set_state(key, ticket, turn, state)
   turn.state, turn.since = state, now
   write_turn(key, ticket, turn)
 end
@@ -87,13 +89,13 @@ local function set_unheard(key, ticket, turn)
   write_turn(key, ticket, turn)
 end
 
-local function leave_line(key, ticket, token)
+function leave_line(key, ticket, token)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
 end
 
 -- Call who has this turn; false if nobody listens, so that others are called in its place. One on its way listens soon.
 -- If we may use no channel, it is not known whether anybody listens.
-local function call_turn(key, ticket, turn)
+function call_turn(key, ticket, turn)
   if turn.state == CALLED then
     return true
   end
@@ -111,7 +113,7 @@ end
 -- Visit the turns from a ticket on, in order, until `visit` says `enough`. Those whose deadline is over are removed, so
 -- each is paid for once; where some are there, the walk gives up after a number of tickets. Returns the first ticket of a
 -- turn that is not unheard, and the first of one that is.
-local function walk_line(key, from, last, visit)
+function walk_line(key, from, last, visit)
   local front, unheard
   for start = from, last, LONGEST_WALK do
     for i, value in ipairs(read_numbered(key, 'q', start, math.min(last, start + LONGEST_WALK - 1), '')) do
@@ -157,7 +159,7 @@ end
 
 -- Walks begin at a later ticket now; `unheard` is the first turn that was left behind. Those that are near the front now
 -- have to learn the next deadline.
-local function begin_line_at(key, line, front, unheard)
+function begin_line_at(key, line, front, unheard)
   local before, first = line.front, line.first
   front = math.max(front, before)
   if first < before then
@@ -186,7 +188,7 @@ local function begin_line_at(key, line, front, unheard)
 end
 
 -- Call those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
-local function call_next(key, line, held, least)
+function call_next(key, line, held, least)
   local called = 0
   local front, unheard = walk_line(key, line.front, line.last, function(turn, ticket)
     if turn.state == UNHEARD then
@@ -206,7 +208,7 @@ local function call_next(key, line, held, least)
   begin_line_at(key, line, front, unheard)
 end
 
-local function call_in_place_of_missed(key, line)
+function call_in_place_of_missed(key, line)
   local called = 0
   walk_line(key, line.front, line.last, function(turn, ticket)
     if called >= in_place_of_missed() then
@@ -231,7 +233,7 @@ local function turns_between(key, start, stop)
 end
 
 -- A call that was not refused before was published later, or refused later by more than a moment.
-local function is_later(turn, other)
+function is_later(turn, other)
   return turn.published >= other.published or other.rank <= now - ON_ITS_WAY
 end
 
@@ -290,7 +292,7 @@ end
 
 -- The turn of a message, or of a process, that is refused: the one that it has, or else one where its rank belongs.
 -- Returns the line, its ticket and its rank; the rank is nil if there are too many turns.
-local function keep_turn(key, line, turn, ticket, own)
+function keep_turn(key, line, turn, ticket, own)
   if own then
     turn.rank, turn.copies = own.rank, own.copies
     write_turn(key, ticket, turn)

@@ -2,7 +2,10 @@
 --   next   `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
 --          moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has begun.
 --          Until the second moment, older calls that were the newest before it end in its favour.
-local function successor_in(value)
+local successor_in, set_successor, is_coming, call_successor, relation, newer_call, newer_run, ask_oldest_to_stop
+local delete_if_idle
+
+function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
   if deadline then
@@ -13,18 +16,18 @@ local function successor_in(value)
   end
 end
 
-local function set_successor(key, each)
+function set_successor(key, each)
   local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
   redis.call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
   expire_after(key, math.max(each.deadline, each.supersedes) - now)
 end
 
-local function is_coming(successor)
+function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
 -- Its message waits in the broker, and the worker that has it listens.
-local function call_successor(key, successor)
+function call_successor(key, successor)
   if is_coming(successor) then
     redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
   end
@@ -38,7 +41,7 @@ end
 --   former        it is of the same kind, and has begun, or never came
 --   stranger      it is of another kind, and coming
 --   none          there is none that still means anything
-local function relation(call, successor)
+function relation(call, successor)
   if not successor then
     return 'none'
   elseif successor.task_id == call.task_id then
@@ -60,7 +63,7 @@ local function relation(call, successor)
 end
 
 -- The newer call in whose favour a call ends: the one that is queued, the one that comes next, or one that has begun.
-local function newer_call(call, queued, successor)
+function newer_call(call, queued, successor)
   if call.policy and queued and queued.task_id ~= call.task_id and queued.published > call.published then
     return queued
   end
@@ -68,7 +71,7 @@ local function newer_call(call, queued, successor)
 end
 
 -- A run that was published after a call that would be the successor. A `Lock` is no call, so no call ends in its favour.
-local function newer_run(key, places, call)
+function newer_run(key, places, call)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
       local facts = redis.call('HMGET', key, each.place .. ':', each.place .. ':i', each.place .. ':n')
@@ -82,7 +85,7 @@ local function newer_run(key, places, call)
   end
 end
 
-local function ask_oldest_to_stop(key, places, successor_id)
+function ask_oldest_to_stop(key, places, successor_id)
   local oldest, since
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -99,7 +102,7 @@ local function ask_oldest_to_stop(key, places, successor_id)
 end
 
 -- A lock with nothing in it that still counts is deleted at once.
-local function delete_if_idle(key)
+function delete_if_idle(key)
   local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
     return

@@ -1,4 +1,4 @@
--- The time of this server, in microseconds.
+-- The time of this server, `now`, in microseconds.
 -- Local names, because a lookup of globals at each use costs a twentieth of a script.
 local call, format = redis.call, string.format
 local time = call('TIME')
