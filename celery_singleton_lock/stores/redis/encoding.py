@@ -313,9 +313,8 @@ def _survey_in(
         LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard), refused_at=int(rank))
         for until, task_id, token, is_unheard, rank in queue
     )
-    by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
     problem = _FOREIGN + foreign if foreign else None
-    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)
+    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, dict(asked), problem)
 
 
 def milliseconds(seconds: float) -> str:

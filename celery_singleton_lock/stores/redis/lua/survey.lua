@@ -5,8 +5,8 @@
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
 --          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
---          wait: {until when it has a turn, task id, token, 1 if it is unheard, its rank's moment}; for each holder, who has
---          asked it to end, or an empty text; why it is another program's hash, or an empty text
+--          wait: {until when it has a turn, task id, token, 1 if it is unheard, its rank's moment}; each holder that a person
+--          has asked to end: {its token, who has asked}; why it is another program's hash, or an empty text
 
 -- @include time
 -- @include lock
@@ -52,8 +52,9 @@ if line then
   local stop = add_turns(line.front, line.last)
   waiters = #turns + line.last - stop
 end
-local holders = described(key, read_places(key, tonumber(known[1] or 1)), math.huge)
-for i = 2, #holders, 7 do
-  asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''
+local places = read_places(key, tonumber(known[1] or 1))
+for _, each in ipairs(places) do
+  local by = each.alive and redis.call('HGET', key, 'broken:' .. each.token)
+  asked[#asked + 1] = by and {each.token, by} or nil
 end
-return {now, known[2] or '', waiters, marks, holders, turns, asked, foreign}
+return {now, known[2] or '', waiters, marks, described(key, places, math.huge), turns, asked, foreign}
