@@ -203,6 +203,7 @@ class Listener(DaemonThread):
         """That of the server which has the lock of *channel*; None if it cannot be reached now."""
         wire = self._wire_at(self._servers)
         try:
+            # A cluster that could not name an owner is not asked before its retry, or each channel would wait for it.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:

@@ -63,6 +63,37 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("b", 2000)), rule)))
 
     @either
+    def test_an_older_call_ends_though_several_newer_ones_have_run_before_it_is_back(
+        self, store: Store, rule: Rule
+    ) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        succeed(store, call("d", 4000), rule)
+        store.release(call("c"), 1)
+        granted(store.acquire(succeeding(again(call("d", 4000)), rule)))
+        store.release(call("d"), 1)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "d"
+
+    @either
+    def test_an_older_call_ends_though_the_newest_never_came(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("d", 4000), rule)
+        for _ in range(2):
+            self.pass_time(0.6 * PATIENCE)
+            store.renew([call("a", 1000)], 1.0)
+        assert succeed(store, again(call("c", 3000)), rule) == "c"
+        store.release(call("a"), 1)
+        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        store.release(call("c"), 1)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
     def test_an_older_one_does_not_run_before_the_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("c", 3000), rule)

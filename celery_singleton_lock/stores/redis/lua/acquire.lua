@@ -200,6 +200,7 @@ if line and free > #before and behind >= from then
   end)
   begin_line_at(key, line, front, unheard)
   line = line.first <= line.last and line or nil
+  -- A caller that is about to be granted takes a place of the missed turns itself, so nobody else is called in theirs.
   if line and missed > 0 and (looks or free <= #before) then
     call_in_place_of_missed(key, line)
   end
@@ -296,16 +297,18 @@ if queued_until and is_queued and queued.deadline < queued_until then
   expire_after(key, queued_until - now)
 end
 
--- 6. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
--- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
--- broker.
+-- 6. Which call runs next? With `replace`, a run that was published later keeps its lock, and the older call ends in its
+-- favour. With `rerun`, such a run tells that the call was superseded only if the call has come again and no successor is
+-- coming: a call that asks for the first time waits for the run, and a coming successor is known by its own field. A
+-- `rerun` does not displace a successor of another task, because there is one place for a successor; it asks again later.
+-- A run is asked to stop only once its successor has been requeued: until then the successor's message could be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
-  local remembers = its_relation == 'older_yields' or its_relation == 'former'
+  local remembers = its_relation == 'older_yields' or its_relation == 'predecessor'
   this_call.deadline = now + PATIENCE
   this_call.supersedes = remembers and now + words.supersedes_for * 1000 or its_relation == 'mine' and successor.supersedes or 0
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write

@@ -33,33 +33,44 @@ function call_successor(key, successor)
   end
 end
 
--- What a successor means to a call: {task_id, task_name, published, newest, policy}, the policy nil if it will be none.
--- The newest call wins: of a task with `rerun`, of the lock with `replace`.
---   mine          the call is the successor
---   newer_wins    the call ends in favour of it; one that was the newest before, even if the successor has begun already
---   older_yields  it ends in favour of the call
---   former        it is of the same kind, and has begun, or never came
---   stranger      it is of another kind, and coming
---   none          there is none that still means anything
+-- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; its policy is nil if
+-- it will be no successor. Both are of one kind if they have one policy: `replace`, or `rerun` of one task.
+--
+--   the successor of one kind    published before the call    later
+--   is coming                    older_yields                 newer_wins
+--   never came                   older_yields                 predecessor
+--   has begun, is remembered     predecessor                  newer_wins if the call was the newest before, else predecessor
+--   has begun, is forgotten      none                         none
+--
+--   the successor of another     newer_wins if it is coming, or remembered and the call was the newest before, and the call
+--   kind                         replaces and was published earlier; else stranger if it is coming, else none
+--
+--   mine          the successor is the call
+--   newer_wins    the call ends in favour of the successor
+--   older_yields  the successor ends in favour of the call
+--   predecessor   older calls that ended in favour of the successor end in favour of the call too, or one that comes back
+--                 late would run after both
+--   stranger      the call waits until the successor has run
+--   none          nothing is expected of either
 function relation(call, successor)
   if not successor then
     return 'none'
   elseif successor.task_id == call.task_id then
     return 'mine'
   end
+  local is_later = successor.published >= call.published
   local is_of_one_kind = successor.policy == call.policy
     and (call.policy == 'replace' or successor.task_name == call.task_name)
-  local has_begun = successor.deadline == 0
+  local comes, has_begun = is_coming(successor), successor.deadline == 0
   local is_remembered = has_begun and successor.supersedes > now
-  if call.policy and successor.published >= call.published and (is_of_one_kind or call.policy == 'replace')
-    and (is_coming(successor) or is_remembered and call.newest) then
+  if is_later and (is_of_one_kind or call.policy == 'replace') and (comes or is_remembered and call.newest) then
     return 'newer_wins'
   elseif not is_of_one_kind then
-    return is_coming(successor) and 'stranger' or 'none'
-  elseif successor.published < call.published and not has_begun then
-    return 'older_yields'
+    return comes and 'stranger' or 'none'
+  elseif has_begun and not is_remembered then
+    return 'none'
   end
-  return (is_remembered or not has_begun) and 'former' or 'none'
+  return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
 -- The newer call in whose favour a call ends: the one that is queued, the one that comes next, or one that has begun.
