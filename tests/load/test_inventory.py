@@ -10,7 +10,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import ask_at_once
 from tests.servers import Server
 
-FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
+FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 5_000
 CROWDED = "singleton:v3:{shop.crowded:00}"
 # Milliseconds of the server that one call may take: many times what it takes, and less than a look at all waiters.
 AT_MOST = 5.0
