@@ -71,7 +71,7 @@ class Background(DaemonThread):
             try:
                 call()
             except Exception:  # noqa: BLE001 (the log tells)
-                log.write(logging.ERROR, "lock.signal_failed", "a call in the background has failed", exc_info=True)
+                log.write(logging.ERROR, "lock.bug", "the thread goes on", where="background", exc_info=True)
         return True
 
     def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:
@@ -117,9 +117,7 @@ class PendingRelease:
         try:
             pause = self._try()
         except Exception:  # noqa: BLE001 (the log tells)
-            text = "the release raised an unexpected error"
-            who = {"key": self.key, "task_id": self.task_id}
-            log.write(logging.ERROR, "lock.release_failed", text, exc_info=True, **who)
+            log.write(logging.ERROR, "lock.bug", "key=%s is released later", self.key, where="release", exc_info=True)
             pause = _PAUSE
         if pause and clock() + pause < self.give_up_at:
             background.submit(self, pause)

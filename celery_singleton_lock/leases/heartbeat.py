@@ -117,7 +117,8 @@ class RenewalThread(DaemonThread):
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
-            self._log(partial(log.write, logging.ERROR, "lock.heartbeat_error", "the thread goes on", exc_info=error))
+            write = partial(log.write, logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat")
+            self._log(partial(write, exc_info=error))
             with suppress(Empty):
                 self._wakes.get(timeout=1.0)
         return True
@@ -176,9 +177,8 @@ class RenewalThread(DaemonThread):
         except StoreError:
             raise
         except Exception as error:
-            text = "the store %s raised an unexpected error"
-            write = partial(log.write, logging.ERROR, "lock.renewal_failed", text, self.store.address)
-            self._log(partial(write, exc_info=error))
+            told = "leases at the store %s were not renewed", self.store.address
+            self._log(partial(log.write, logging.ERROR, "lock.bug", *told, where="renewal", exc_info=error))
             raise StoreError(self.store.address, str(error)) from error
 
     def _lose(self, holding: "Holding", reason: LostReason) -> None:

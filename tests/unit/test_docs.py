@@ -356,9 +356,9 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 # The log.
 
 ABOUT_NO_LOCK = {
-    *("lock.clock", "lock.heartbeat_error", "lock.listener_error", "lock.not_subscribed", "lock.misconfigured"),
+    *("lock.clock", "lock.bug", "lock.not_subscribed", "lock.misconfigured"),
     *("lock.moved", "lock.async_body", "lock.no_base", "lock.unmarked", "lock.store_unreachable"),
-    *("lock.counters_failed", "lock.check_failed", "lock.signal_failed"),
+    *("lock.counters_failed", "lock.check_failed"),
 }
 """They concern a store or a process as a whole, or, like `lock.unmarked`, a call without a key."""
 
@@ -433,7 +433,6 @@ def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
 
 
 def test_every_line_about_a_lock_begins_with_its_key_and_its_call() -> None:
-    # `lock.renewal_failed` is written of a store as a whole as well, and has no fields then.
     about_a_lock = [
         line
         for line in lines_of_the_log()

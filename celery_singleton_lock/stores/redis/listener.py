@@ -134,7 +134,7 @@ class Listener(DaemonThread):
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
-        self._log(partial(log.write, logging.ERROR, "lock.listener_error", "the thread goes on", exc_info=error))
+        self._log(partial(log.write, logging.ERROR, "lock.bug", "the thread goes on", where="listener", exc_info=error))
 
     def _step(self) -> bool:
         with self._alone:

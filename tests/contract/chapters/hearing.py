@@ -121,7 +121,7 @@ class Hearing(Contract):
         until(lambda: not unheard(store, f"{KEY}:fails"), "it listens")
 
         assert "hello" in hear_one(store)
-        assert "lock.listener_error" in caplog.text
+        assert "lock.bug where=listener" in caplog.text
         assert "ArithmeticError" in caplog.text
         store.listener.remove(f"{KEY}:fails")
 
