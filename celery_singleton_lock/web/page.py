@@ -21,7 +21,7 @@ from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, lock_name_of
-from celery_singleton_lock.stores.redis.errors import in_short
+from celery_singleton_lock.stores.redis.answers import in_short
 
 T = TypeVar("T")
 

@@ -12,10 +12,9 @@ from redis.crc import key_slot
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
 from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
-from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
-from celery_singleton_lock.stores.redis.part import Part
 from celery_singleton_lock.stores.redis.store import Store
 
 _SLOTS = 16384

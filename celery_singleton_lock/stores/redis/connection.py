@@ -19,9 +19,8 @@ from redis.retry import Retry
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.answers import NotUsable, Part, is_elsewhere, not_connected
 from celery_singleton_lock.stores.redis.encoding import Script
-from celery_singleton_lock.stores.redis.errors import NotUsable, is_elsewhere, not_connected
-from celery_singleton_lock.stores.redis.part import Part
 from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0

@@ -33,7 +33,7 @@ from celery_singleton_lock.stores.records import (
     lock_name_of,
     marker_of,
 )
-from celery_singleton_lock.stores.redis.errors import accepted, advice_about
+from celery_singleton_lock.stores.redis.answers import accepted, advice_about
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)

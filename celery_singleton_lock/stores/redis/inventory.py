@@ -11,6 +11,7 @@ from redis import exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
+from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
 from celery_singleton_lock.stores.redis.connection import Command, Connections
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
@@ -21,7 +22,6 @@ from celery_singleton_lock.stores.redis.encoding import (
     microseconds,
     release_arguments,
 )
-from celery_singleton_lock.stores.redis.errors import NotUsable, accepted
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 # A fraction of a millisecond of the server's time, so nobody else has to wait long for it.

@@ -13,8 +13,8 @@ from redis import exceptions
 
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
-from celery_singleton_lock.stores.redis.errors import advice_about, is_passing, problem_of
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
 
 LISTENING = "(listening)"

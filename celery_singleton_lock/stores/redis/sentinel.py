@@ -12,8 +12,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.answers import NotUsable, advice_about, none_of, not_connected
 from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
-from celery_singleton_lock.stores.redis.errors import NotUsable, advice_about, none_of, not_connected
 
 _PORT = 26379
 _EXAMPLE = "sentinel://host:port;host:port/database?master_name=name"

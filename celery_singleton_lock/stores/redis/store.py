@@ -27,6 +27,7 @@ from celery_singleton_lock.stores.records import (
     Renewal,
     Slot,
 )
+from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Call, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
@@ -53,9 +54,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     unmark_arguments,
     unreadable_in,
 )
-from celery_singleton_lock.stores.redis.errors import accepted, is_passing
 from celery_singleton_lock.stores.redis.listener import Listener
-from celery_singleton_lock.stores.redis.part import Part
 from celery_singleton_lock.stores.threads import patched_by
 
 # Seconds that a call takes at most, whatever the store does.
