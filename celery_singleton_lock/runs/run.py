@@ -183,8 +183,7 @@ class Run:
             claim.facts.task_name = item.map_name
         if self.way is COPY or (self.is_later_attempt and self.way is not BROADCAST):
             claim.may_be_copy = True
-        if notes.newest:
-            claim.newest = notes.newest
+        claim.newest = notes.newest
         if notes.marked:
             claim.queued_for = options.queue_ttl
             if options.on_conflict != "wait":
