@@ -222,11 +222,11 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     events = locks.history(pattern)
     if is_json:
         click.echo(json.dumps(events))
-        return
-    if events:
+    elif events:
         click.echo(events_table(events, is_wide=wide or not sys.stdout.isatty()))
-    else:
-        click.echo("Nothing unusual has happened." if pattern is None else f"Nothing about {pattern!r}.", err=True)
+    if not events:
+        is_about_one = pattern is not None and locks.store.history
+        click.echo(f"Nothing about {pattern!r}." if is_about_one else locks.no_events, err=True)
     # Otherwise an event that was forgotten looks like one that has never happened.
     kept = locks.history()
     if kept and len(kept) == locks.store.history:

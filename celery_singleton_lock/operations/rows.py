@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost,
 from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.options import prefix_of
+from celery_singleton_lock.options import as_set, prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder, LeftMark, LockState, lock_name_of
@@ -145,6 +145,13 @@ class Locks:
                 f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints that of a call"
             )
         return text
+
+    @property
+    def no_events(self) -> str:
+        """Says what an empty history means."""
+        if self.store.history:
+            return "Nothing unusual has happened."
+        return as_set(self.app, "Nothing is written down, because singleton_lock_history is 0.")
 
     def counted(self) -> dict[str, int]:
         return self.inventory.counted(hash_of(self._start))
@@ -346,8 +353,9 @@ def events_table(events: Sequence[Mapping[str, Any]], *, is_wide: bool = False) 
 
 
 def _fitted(columns: dict[str, list[str | None]], *, is_wide: bool) -> str:
-    if not any(columns["LABEL"]):
-        del columns["LABEL"]
+    for head in _RARE & columns.keys():
+        if not any(columns[head]):
+            del columns[head]
     cells = {head: [head, *(shown(text or "-") for text in texts)] for head, texts in columns.items()}
     if not is_wide:
         for head in _SHORTENED & cells.keys():

@@ -229,12 +229,15 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
     # Each is asked for once: a second answer may be another one, or an error.
-    events, leads = list[dict[str, Any]](), None
+    events, leads, no_events = None, None, locks.no_events
     with suppress(StoreError, ConfigurationError):
-        events = observer.history.result()
         leads = observer.counts.result().beat_leads
+    try:
+        events = observer.history.result() if locks.store.history else None
+    except (StoreError, ConfigurationError):
+        no_events = "What has happened cannot be read now."
     rows = [row for row in seen.rows if _is_meant(row.name, pattern)]
-    recent = [event for event in events if _is_meant(lock_name_of(event["key"]), pattern)]
+    recent = [event for event in events or () if _is_meant(lock_name_of(event["key"]), pattern)]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(seen.at),
@@ -245,30 +248,34 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
         "events": list(map(_event, recent[:_MOST_EVENTS])),
+        "no_events": no_events,
     }
 
 
-def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]], leads: bool | None) -> dict[str, Any]:
-    """Whether all is well, by all locks, the events of the last hour, and whether a beat leads; and why not."""
+def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads: bool | None) -> dict[str, Any]:
+    """Whether the locks are well, by all of them, the events of the last hour, and whether a beat leads; and why not.
+
+    The workers are not asked. Events and beat are None if they are not known.
+    """
     rows = seen.rows
-    events = [event for event in events if event["at"] > (seen.at - _HOUR).isoformat()]
+    last_hour = [event for event in events or () if event["at"] > (seen.at - _HOUR).isoformat()]
     dead = len([row for row in rows if row.is_unrenewed])
     waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
-    wrong = [event for event in events if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
+    wrong = [event for event in last_hour if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
     faults = {
         "no beat leads": leads is False,
         f"{dead} {'lease is' if dead == 1 else 'leases are'} not renewed": dead,
         f"a call waits for {duration(max(waits, default=0.0))}": max(waits, default=0.0) > _LONG_WAIT,
         f"{_counted(wrong)} in the last hour": wrong,
     }
-    text = "; ".join(fault for fault, is_so in faults.items() if is_so) or "all is well"
+    text = "; ".join(fault for fault, is_so in faults.items() if is_so) or "the locks are well"
     return {
         "is_well": not any(faults.values()),
         "text": f"{text[0].upper()}{text[1:]}.",
         "facts": {
             **({} if leads is None else {"Beat": "leads" if leads else "none leads"}),
             "Oldest wait": duration(max(waits, default=None)),
-            "Last hour": _counted(events) or "nothing unusual",
+            "Last hour": "not known" if events is None else _counted(last_hour) or "nothing unusual",
         },
     }
 

@@ -138,6 +138,33 @@ def test_so_many_are_kept_as_the_setting_says(app: Celery, number: int, kept: li
     assert bool(store_of(app).fields("singleton:v3:history")) == bool(kept)
 
 
+def test_a_history_that_is_off_does_not_say_that_nothing_has_happened(app: Celery) -> None:
+    app.conf.singleton_lock_history = 0
+    skip(app)
+    counters.flush()
+
+    said = "Nothing is written down, because singleton_lock_history is 0."
+    page = Visitor(application(app)).get().body
+
+    assert [operated(app)("history", *arguments).stderr for arguments in ([], ["shop.*"], ["--json"])] == [
+        said + "\n"
+    ] * 3
+    assert said in page.partition("Recent</h2>")[2]
+    assert "Last hour: not known" in page
+    assert "othing unusual" not in page
+
+
+def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
+    # Damaged, or another program's.
+    store_of(app).call("SET", "singleton:v3:history", "x")
+
+    page = Visitor(application(app)).get().body
+
+    assert "What has happened cannot be read now." in page.partition("Recent</h2>")[2]
+    assert "Last hour: not known" in page
+    assert "The locks are well." in page
+
+
 @pytest.mark.parametrize("number", [2, 3])
 def test_who_reads_a_full_history_learns_since_when_it_tells(app: Celery, number: int) -> None:
     app.conf.singleton_lock_history = number

@@ -148,7 +148,7 @@ def test_the_first_line_says_whether_all_is_well(tasks: Any, reader: Visitor, st
 def test_a_beat_that_leads_and_one_that_is_gone_stand_in_the_first_line(tasks: Any, reader: Visitor) -> None:
     beat = SingletonSchedulerMixin(tasks.app)
     beat.tick()
-    assert "All is well. Beat: leads" in words_in(reader.get().body)
+    assert "The locks are well. Beat: leads" in words_in(reader.get().body)
     beat.close()
 
     assert "No beat leads. Beat: none leads" in words_in(Visitor(application(tasks.app)).get().body)

@@ -218,8 +218,8 @@ def test_a_url_without_tls_at_a_port_with_tls_and_the_contrary_are_told(with_tls
     url, _, _ = with_tls
     with running("valkey") as plain:
         for wrong, hint in (
-            (url.replace("rediss", "redis"), "If this port is one with TLS, its URL begins with rediss, not redis."),
-            (plain.url.replace("redis", "rediss"), "If this port has no TLS, its URL begins with redis, not rediss."),
+            (url.replace("rediss", "redis"), "If this port is one with TLS, its URL begins with rediss, not redis"),
+            (plain.url.replace("redis", "rediss"), "If this port has no TLS, its URL begins with redis, not rediss"),
         ):
             asks: list[Callable[[Store], Any]] = [
                 lambda one: one.acquire(MINE),

@@ -156,7 +156,7 @@ def visit_admin() -> Any:
             "waiting: the-waiter" in read,
             "Ask to stop" in read,
             "the-token" in read,
-            "All is well." in read,
+            "The locks are well." in read,
             "<meter " in read,
             "Nothing unusual has happened." in read,
         ],

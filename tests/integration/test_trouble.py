@@ -1,7 +1,9 @@
 """The page, the probe and the metrics say at once what stops the runs, and wait for no store."""
 
+import html
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -15,7 +17,8 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import SingletonTask, StoreError
+from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
@@ -133,7 +136,12 @@ def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, a
         assert words in health
         assert str(place.server.port) not in health
         assert f"Runs cannot lock: {health.strip().partition(': ')[2]}." in page.replace("&#39;", "'")
-        assert 'role="alert"' in page
+        # The words of the server stand in sentences of ours.
+        said = html.unescape(page.partition('role="alert">')[2].partition("</p>")[0])
+        assert re.search(r"[^.]\.$", said), said
+        with pytest.raises(StoreError) as error:
+            try_store(app, 1.0)
+        assert not re.search(r"\.[;:,)]", f"{error.value}; and then"), error.value
         # Once, at the top.
         assert page.count(f"127.0.0.1:{place.server.port}/0") == 1
         assert up(visitor) == 0

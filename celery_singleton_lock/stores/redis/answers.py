@@ -99,10 +99,10 @@ _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
 # A server that has not read all that was sent resets the connection as it closes it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
-_WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis."
+_WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis"
 _WITHOUT_TLS = (
     "If this port has no TLS, its URL begins with redis, not rediss. If this server asks for certificates, give "
-    "ssl_certfile and ssl_keyfile in singleton_lock_client_options."
+    "ssl_certfile and ssl_keyfile in singleton_lock_client_options"
 )
 
 
@@ -174,8 +174,11 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The event in the words of the server or of redis-py, without the arguments that we have sent."""
-    return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error))}"
+    """The event in the words of the server or of redis-py, without the arguments that we have sent.
+
+    Without a full stop at the end, because the words become a part of longer sentences.
+    """
+    return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
@@ -229,5 +232,5 @@ class Part:
             return StoreRefused(self._address, problem, advice)
         if not self.has_answered and _HANGS_UP.search(problem):
             hint = _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
-            problem = f"{problem.removesuffix('.')}. {hint}"
+            problem = f"{problem}. {hint}"
         return StoreError(self._address, problem)

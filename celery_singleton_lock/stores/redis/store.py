@@ -1,6 +1,7 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from os import getpid
