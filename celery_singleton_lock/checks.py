@@ -5,7 +5,6 @@ What can never work ends a worker or a beat. A store that is away may come back,
 
 import inspect
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -318,19 +317,6 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
     queue = queue_of(app, task)
     if queue is None or queue in queues:
         raise no_process_for(task.name)
-
-
-def not_taken(app: Celery, queues: Container[str]) -> list[str]:
-    """The queues of tasks that no worker takes, if all workers take those *queues*."""
-    found = defaultdict[str, list[str]](list)
-    for task in lockable(app):
-        if (queue := queue_of(app, task)) is not None and queue not in queues:
-            found[queue].append(task.name)
-    return [
-        f"no worker that has answered takes the queue {queue!r}, to which the calls of {', '.join(names)} go: start "
-        f"one with -Q {queue}, or correct the route"
-        for queue, names in sorted(found.items())
-    ]
 
 
 def queue_of(app: Celery, task: Any) -> str | None:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Task, states, uuid
 from celery._state import get_current_task
+from celery.app.routes import MapRoute
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
@@ -41,6 +42,9 @@ _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "li
 # Celery publishes a call with one of these for somebody else. An error here would let a canvas or the result of a retry
 # hang, so the worker meets the error, and the call fails there.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
+
+# Options of a call that decide where it goes, before its task and the settings.
+_DESTINATIONS = {"queue", "exchange", "routing_key"}
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
 _origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
@@ -194,8 +198,32 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # A caller may have used an id of its own before.
     has_own_id = bool(options.get("task_id"))
     published = notes.first_published if has_own_id or wanted.newest_wins else 0
-    about = {"label": label, "published": published}
+    about = {"label": label, "published": published, "queue": _queue_of(task, options)}
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
+
+
+def _queue_of(task: Any, options: Mapping[str, Any]) -> str:
+    return queue_by(task, options) if options.keys() & _DESTINATIONS else str(task._usual_queue)  # noqa: SLF001 (ours)
+
+
+def queue_by(task: Task, options: Mapping[str, Any]) -> str:
+    """The queue to which Celery is going to send a call with these options; empty if that is not known.
+
+    A function in `task_routes` is not asked, because it may answer differently when Celery asks it.
+    """
+    try:
+        wanted = {**task._get_exec_options(), **options}  # noqa: SLF001 (Celery merges them so)
+        queue = wanted.get("queue")
+        if not queue:
+            routes = task.app.amqp.router.routes
+            is_table = all(isinstance(each, MapRoute) for each in routes)
+            if wanted.get("exchange") or wanted.get("routing_key") or not is_table:
+                return ""
+            found = next(filter(None, (table(task.name) for table in routes)), None)
+            queue = found["queue"] if found else task.app.amqp.default_queue
+        return str(getattr(queue, "name", queue))
+    except Exception:  # noqa: BLE001 (Celery is going to raise it as well)
+        return ""
 
 
 class _WithoutTtl:

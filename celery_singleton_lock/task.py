@@ -29,7 +29,7 @@ from celery_singleton_lock.options import (
     OnStoreError,
     wait_until_bound,
 )
-from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish
+from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish, queue_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
@@ -196,6 +196,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def _lock_keys(self) -> KeyMaker:
         wait_until_bound(self)
         return KeyMaker(self)
+
+    @cached_property
+    def _usual_queue(self) -> str:
+        """The queue of calls that name none. Celery keeps its routes from the first call on, too."""
+        return queue_by(self, {})
 
     @cached_property
     def _calls_body_itself(self) -> bool:

@@ -1,23 +1,19 @@
 """The checks of a deployment: the store and its servers, settings, tasks, workers and holders. They change nothing."""
 
 import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import Celery
-from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import (
     faults_of,
-    faults_with,
     lockable,
     never_awaited,
-    not_taken,
     try_store,
     without_base,
     without_effect,
@@ -25,17 +21,15 @@ from celery_singleton_lock.checks import (
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
+from celery_singleton_lock.operations.workers import Found, Worker, about_workers, ask_workers, queues_of
 from celery_singleton_lock.options import as_set, untold_timeouts
 from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
-Found = tuple[bool | None, str]
-"""Whether it is well, and what was found. It is None if it could not be looked at, which is no fault."""
 
 _SLOW = 0.02
 _CLOCKS_DIFFER_BY = 1.0
@@ -62,24 +56,8 @@ _ELSEWHERE = (
 )
 _IF_RENEWED = {_IDLE: _OF_ANOTHER, _SILENT: _ELSEWHERE}
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-_OURS = "singleton_store"
-_QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
 # The first renewal comes after a third of the ttl.
 _RENEWED = 7 / 6
-# To connect to the broker.
-_TO_CONNECT = 5.0
-
-
-class Worker(NamedTuple):
-    """The answers of one worker; a None is not known."""
-
-    pool: type | None
-    slots: int
-    queues: set[str] | None
-    active: set[str] | None
-    reserved: set[str]
-    store: dict[str, Any]
-    """The reply to `singleton_store`: `problem`, or by how many seconds the store's clock is `ahead`."""
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -125,7 +103,7 @@ def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout:
             surveys += locks.surveys()
         except StoreError as error:
             found["holders"] = None, str(error)
-    workers, silence = _ask_workers(app, timeout)
+    workers, silence = ask_workers(app, timeout)
     if locks and "holders" not in found:
         found["holders"] = _about_holders(locks, surveys, workers)
     if locks:
@@ -133,9 +111,10 @@ def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout:
     faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
     well = f"{len(lockable(app))} with a lock, and their options can work"
     found["tasks"] = not faults, "; ".join(faults) or well
-    found["workers"] = _about_workers(app, workers, silence)
+    rows = locks.rows(surveys) if locks else []
+    found["workers"] = about_workers(app, workers, silence, rows)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
-    advice = _advice(app, locks.rows(surveys) if locks else [], workers)
+    advice = _advice(app, rows, workers)
     if locks:
         advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     findings += [("advice", True, text) for text in advice]
@@ -277,94 +256,6 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{used} of {most or 'any number'} are in use"
 
 
-# The workers.
-
-
-def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
-    """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
-    answers = dict[str, Any]()
-    problems = list[str]()
-
-    def ask(question: str) -> None:
-        try:
-            # Not by its public methods, because ours has none.
-            answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
-        except Exception as error:  # noqa: BLE001 (whatever the transport raises)
-            problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
-
-    # A silent broker must not delay the end of the process.
-    asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
-    for thread in asking:
-        thread.start()
-    # One question after the other, because the app may allow one connection only.
-    give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
-    for thread in asking:
-        thread.join(max(0.0, give_up_at - clock()))
-    if len(answers) < len(_QUESTIONS):
-        return {}, problems[0] if problems else "the broker does not answer"
-
-    def told(question: str, name: str, field: str) -> set[str] | None:
-        said = answers[question].get(name)
-        # One with an error answers with its text.
-        return {each[field] for each in said} if isinstance(said, list) else None
-
-    workers = {}
-    for name, stats in answers["stats"].items():
-        pool = stats.get("pool", {})
-        store = answers[_OURS].get(name)
-        workers[name] = Worker(
-            _pool_named(str(pool.get("implementation"))),
-            int(pool.get("max-concurrency") or 1),
-            queues=_queues_in(answers["active_queues"].get(name)),
-            active=told("active", name, "id"),
-            reserved=told("reserved", name, "id") or set(),
-            store=store if isinstance(store, dict) else {},
-        )
-    return workers, None
-
-
-def _queues_in(said: Any) -> set[str] | None:
-    """The queues that a worker takes, by each name that a route may have for one; None if it has not told."""
-    if not isinstance(said, list):
-        return None
-    names = {each.get(word) for each in said for word in ("name", "alias")}
-    # Each worker has a queue of its own for what is broadcast.
-    names |= {each["exchange"]["name"] for each in said if each["exchange"]["type"] == "fanout"}
-    return {str(name) for name in names if name}
-
-
-def _pool_named(name: str) -> type | None:
-    pool = None
-    # Import nothing else just because a worker names it.
-    if name.startswith("celery.concurrency."):
-        with suppress(ImportError, AttributeError):
-            pool = symbol_by_name(name)
-    return pool
-
-
-def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None) -> Found:
-    if silence is not None:
-        return None, f"the workers could not be asked: {silence}"
-    if not workers:
-        is_well = None if app.conf.task_always_eager or not lockable(app) else False
-        return is_well, "no worker has answered: start one; one with the solo pool cannot answer while it runs a task"
-    faults = [
-        f"{name}: {fault}"
-        for name, worker in sorted(workers.items())
-        if worker.pool is not None
-        for fault in faults_with(app, worker.pool, worker.queues or set())
-    ]
-    faults += [
-        f"{name} cannot use the store: {worker.store['problem']}"
-        for name, worker in sorted(workers.items())
-        if "problem" in worker.store
-    ]
-    queues = [worker.queues for worker in workers.values()]
-    faults += [] if None in queues else not_taken(app, set[str]().union(*filter(None, queues)))
-    parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
-    return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
-
-
 # The holders.
 
 
@@ -450,13 +341,15 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     others = {row.name for row in rows if not (row.name in known or row.name.startswith("celery.beat."))}
     # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
+    taken = queues_of(workers)
+    not_taken = set() if taken is None else {row.queue for row in rows if row.queue} - taken
     takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
     reserved = Counter[str]()
     late = Counter[str]()
     for row in rows:
         if row.state == "queued" and row.about.task_id in takers:
             reserved[takers[row.about.task_id]] += 1
-        elif is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG:
+        elif is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and row.queue not in not_taken:
             late[row.name] += 1
     pieces = {
         **_about_tasks(app, sum(worker.slots for worker in workers.values())),

@@ -30,7 +30,9 @@ from celery_singleton_lock.stores.redis.store import Store
 OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this command sees only its own."
 _NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
 _COLUMNS = 100
-_CUT = {"LOCK", "LABEL", "WORKER"}
+_CUT = {"LOCK", "LABEL", "WORKER", "QUEUE"}
+# Columns that are left out if no row has a value in them.
+_RARE = {"LABEL", "QUEUE"}
 _SHORTENED = {"TASK ID", "HOLDER", "KEY"}
 _BEGIN = 8
 # Seconds by which the times of a mark may differ, because they were rounded.
@@ -91,6 +93,11 @@ class Row:
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
+    def queue(self) -> str | None:
+        """The queue in which a queued call is, if its publisher knew that."""
+        return self.about.queue if isinstance(self.about, LeftMark) else None
+
+    @property
     def note(self) -> str | None:
         """Its label; or why it cannot be read."""
         return self.lock.problem or self.about.label
@@ -115,8 +122,8 @@ class Row:
         }
         queued_for = None if self.queued_for is None else round(self.queued_for, 3)
         due_in = None if self.due_in is None else round(self.due_in, 3)
-        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "due_in": due_in, "place": self.place}
-        rare |= {"not_renewed": self.is_unrenewed or None, "problem": self.lock.problem}
+        rare = {"queue": self.queue, "queued_for": queued_for, "due_in": due_in, "place": self.place}
+        rare |= {"asked_by": self.asked_by, "not_renewed": self.is_unrenewed or None, "problem": self.lock.problem}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -315,7 +322,7 @@ def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
-    """One line for each row, below a head; with a column of labels, if there is one.
+    """One line for each row, below a head; with columns of labels and queues, if there are some.
 
     It fits 100 columns unless it is wide: of a task id and a digest it shows the beginning, and it cuts long names.
     """
@@ -323,6 +330,7 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
         "LOCK": [row.name for row in rows],
         "LABEL": [row.note for row in rows],
         "STATE": ["not renewed" if row.is_unrenewed else row.state for row in rows],
+        "QUEUE": [row.queue for row in rows],
         "TASK ID": [row.about.task_id for row in rows],
         "WORKER": [row.worker for row in rows],
         "HELD": [duration(row.age) if row.due_in is None else f"in {duration(row.due_in)}" for row in rows],

@@ -283,6 +283,7 @@ class LeftMark:
         task_name: The task's name, if it is known.
         label: What operators read beside the key, if there is a label.
         due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
+        queue: The queue to which a queued call was published, if its publisher knew that before.
         token: Of a turn.
         is_unheard: Nobody listened for the turn when it was called, so others are called in its place.
         refused_at: When the call of a turn was refused first, in microseconds; 0 of a mark.
@@ -294,6 +295,7 @@ class LeftMark:
     task_name: str | None = None
     label: str | None = None
     due_for: float = 0.0
+    queue: str | None = None
     token: str = field(default="", repr=False)
     is_unheard: bool = False
     refused_at: int = 0

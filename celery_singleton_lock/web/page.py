@@ -307,6 +307,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             "key": row.lock.key,
             "waiting": a_few(waiting, row.lock.waiters, most=_MOST_WAITERS) if turns else "",
             "state": "beat" if row.is_beat else row.state,
+            "queue": row.queue or "",
             "asked_by": row.asked_by or "",
             "task_id": row.about.task_id or "-",
             "worker": row.worker or "-",

@@ -486,10 +486,24 @@ def test_a_queue_that_no_worker_takes_is_told_at_once(valkey: Server, threads: W
 
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
     assert (
-        "no worker that has answered takes the queue 'celery', to which the calls of task-0, task-1 go"
+        "no worker that has answered takes the queue 'celery', to which calls of task-0, task-1 go"
         in diagnosis.of("workers")[1]
     )
     assert "'io'" not in diagnosis.text
+
+
+def test_a_queued_call_in_a_queue_that_no_worker_takes_is_told_at_once(
+    valkey: Server, threads: Worker, app_of: AppOf
+) -> None:
+    settings = {"broker_url": valkey.url, "task_routes": {"put": "io"}}
+    app = app_of(f"{valkey.url.removesuffix('/0')}/2", "put", settings, lock_mode="until_executed")
+    assert answered(lambda: examined(app, "--timeout", "3")).wrong == []
+    app.tasks["put"].apply_async(queue="oi")
+
+    diagnosis = answered(lambda: examined(app, "--timeout", "3"))
+
+    assert diagnosis.wrong == ["workers"]
+    assert "no worker that has answered takes the queue 'oi', to which calls of put go" in diagnosis.of("workers")[1]
 
 
 def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_not(valkey: Server) -> None:

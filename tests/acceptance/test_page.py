@@ -122,12 +122,12 @@ def test_a_call_with_a_countdown_is_due_in_its_time(tasks: Any, reader: Visitor)
 
     assert row["queued_for"] == 0
     assert 500 < row["due_in"] <= 600
-    assert re.search(r"queued \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
+    assert re.search(r"queued in celery \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
 
 
-def test_the_first_line_says_whether_all_is_well(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_the_first_line_says_whether_the_locks_are_well(tasks: Any, reader: Visitor, store: Store) -> None:
     said = words_in(reader.get().body)
-    assert "UTC All is well. Oldest wait: - Last hour: nothing unusual Held" in said
+    assert "UTC The locks are well. Oldest wait: - Last hour: nothing unusual Held" in said
 
     key = tasks.skipped.lock_key_for("k")
     facts = Facts("id-1", hostname="w1@web", pid=7)

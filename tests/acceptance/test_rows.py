@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
+from kombu import Queue
 from werkzeug.test import Client
 
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -19,6 +22,7 @@ from celery_singleton_lock.web import application
 from tests.acceptance.conftest import Operate, operated
 from tests.acceptance.test_operations import NO, USAGE
 from tests.contract.asking import Waiter
+from tests.servers import Server
 from tests.waiting import until
 
 DIGEST = "850619f2bc8f15f0cb96f1808d711840"
@@ -131,6 +135,85 @@ def test_a_queued_call_has_its_task_though_no_worker_has_imported_it(
 
     assert row["task_name"] == "found.late"
     assert row["queued_for"] >= 600
+
+
+ONLY_FUNCTION = {"task_routes": (lambda *_, **__: "imports",)}
+QUEUES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "by default": ({}, {}, {}),
+    "by a default of the app's": ({"task_default_queue": "shop"}, {}, {"queue": None}),
+    "by its call": ({}, {"queue": "exports"}, {"queue": "imports"}),
+    "by its call, as an object": ({}, {}, {"queue": Queue("imports")}),
+    "by its task": ({"task_routes": {"found.put": "exports"}}, {"queue": "imports"}, {}),
+    "by a table": ({"task_routes": {"found.put": "imports"}}, {}, {}),
+    "by a pattern in the second table": (
+        {"task_routes": [{"other.*": "a"}, {"found.*": {"queue": "imports"}}]},
+        {},
+        {},
+    ),
+    "by a default beside a table": ({"task_routes": {"other.*": "exports"}}, {}, {}),
+    "by its call before a function": (ONLY_FUNCTION, {}, {"queue": "exports"}),
+}
+
+
+def put_by(url: str, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]) -> Celery:
+    """An app that has published one call with these options."""
+    app = Celery("put", broker=url, set_as_current=False)
+    app.conf.update({"singleton_lock_url": url.removesuffix("/0") + "/2", **settings})
+
+    def put() -> None: ...
+
+    made = {"lock_mode": "until_executed", "shared": False, **options}
+    app.task(base=SingletonTask, name="found.put", **made)(put).apply_async(**call)
+    return app
+
+
+# Celery 5.7 says that options of a task that name a queue are going to end.
+BY_TASKS = pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWarning")
+
+
+@BY_TASKS
+@pytest.mark.parametrize("way", QUEUES)
+def test_a_queued_call_says_in_which_queue_it_was_put(valkey: Server, way: str) -> None:
+    with put_by(valkey.url, *QUEUES[way]) as app, valkey.client() as client:
+        # The broker has a list for each queue that is not empty.
+        (queue,) = client.scan_iter(_type="list")
+        (row,) = json.loads(operated(app)("list", "--json").stdout)
+        head, line = operated(app)("list").stdout.splitlines()
+
+        assert row["queue"] == queue
+        assert head.split()[:3] == ["LOCK", "STATE", "QUEUE"]
+        assert line.split()[:3] == ["found.put", "queued", queue]
+        assert f"in <code>{queue}</code>" in Client(application(app)).get("/").get_data(as_text=True)
+        assert queue in operated(app)("show", row["task_id"]).stdout
+
+
+@BY_TASKS
+@pytest.mark.parametrize(
+    ("settings", "options", "call"),
+    [(ONLY_FUNCTION, {}, {}), ({}, {"exchange": "shop", "routing_key": "imports"}, {}), ({}, {}, {"exchange": "shop"})],
+    ids=["a function", "an exchange of the task's", "an exchange of the call's"],
+)
+def test_a_queue_that_its_publisher_does_not_know_is_not_guessed(
+    valkey: Server, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]
+) -> None:
+    with put_by(valkey.url, settings, options, call) as app:
+        (row,) = json.loads(operated(app)("list", "--json").stdout)
+
+        assert "queue" not in row
+        assert "QUEUE" not in operated(app)("list").stdout
+
+
+def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None:
+    asked = []
+
+    def by_turns(name: str, *_: Any, **__: Any) -> str:
+        asked.append(name)
+        return f"queue-{len(asked)}"
+
+    with put_by(valkey.url, {"task_routes": (by_turns,)}, {}, {}) as app:
+        app.tasks["found.put"].apply_async()
+
+    assert asked == ["found.put"]
 
 
 # Turns.

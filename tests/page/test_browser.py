@@ -77,14 +77,14 @@ def shop(valkey: Store) -> Iterator[Celery]:
         label = f"supplier {supplier}" if name == "import_catalogue" else ""
         facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number, label=label)
         store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
-    # One that nobody renews: a tenth of its ttl is left.
+    # One that nobody renews: a fifth of its ttl is left, and less once a browser has begun.
     dead = Claim(key("charge", 3), "dead", 30.0, facts=Facts(ids(0x9EF6962), "", "w3@web", 21146, label="order 3"))
     store.acquire(dead)
     with valkey.client() as client:
-        client.hset(dead.key, "dead", str(int(client.time()[0] * 1_000_000 + 3_000_000)))
+        client.hset(dead.key, "dead", str(int(client.time()[0] * 1_000_000 + 6_000_000)))
     Inventory(store).break_lock(key("send_invoices", 1), ["t2"], "alice@ops-1")
-    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 2980.0, limit=0, cooldown=0.0)
-    store.mark_queued(key("rebuild_index", 2), ids(0x4B55D0B), 3720.0, limit=0, cooldown=0.0)
+    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 2980.0, limit=0, cooldown=0.0, queue="search")
+    store.mark_queued(key("rebuild_index", 2), ids(0x4B55D0B), 3720.0, limit=0, cooldown=0.0, queue="search")
     refused = Facts(ids(0x61E3), "", "w1@web", 14590, label="supplier 7")
     counters.note(store, key("import_catalogue", 7), *SKIPPED, refused, ids(0x358E5B))
     counters.note(store, key("charge", 3), *DIED, Facts(ids(0x9EF6), "", "w3@web", label="order 3"))

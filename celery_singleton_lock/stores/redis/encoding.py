@@ -134,9 +134,11 @@ def _words_of(claim: Claim) -> str:
     return words
 
 
-def mark_text(label: str, published: int, due_for: float) -> str:
+def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
     """What the mark of a queued call says beside its end and its task id."""
-    return f"{label}{_SEPARATOR}{published},{milliseconds(due_for)}" if published or due_for else label
+    if published or due_for:
+        return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{published},{milliseconds(due_for)}"
+    return f"{label}{_SEPARATOR}{queue}" if queue else label
 
 
 def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[str]:
@@ -306,8 +308,10 @@ def _survey_in(
     # The name of a successor's task is not stored if it is the name of the lock.
     names = {"next": lock_name_of(key)}
     left = tuple(
-        LeftMark(state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000)
-        for state, until, task_id, name, label, due_for in marks
+        LeftMark(
+            state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000, queue or None
+        )
+        for state, until, task_id, name, label, due_for, queue in marks
     )
     turns = tuple(
         LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard), refused_at=int(rank))

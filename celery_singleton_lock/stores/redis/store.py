@@ -209,6 +209,7 @@ class Store:
         cooldown: float,
         label: str = "",
         sent: PublishMode = "",
+        queue: str = "",
         published: int = 0,
         due_for: float = 0.0,
         newest: bool = False,
@@ -217,11 +218,11 @@ class Store:
 
         That is the call that is queued or keeps the key in its cool-down; or a run, if *limit* is not 0 and at least so
         many hold the key. From now on no other call of the key is published for *cooldown* seconds. *published* is
-        found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`. If it is to be the *newest*, no
-        queued call that was published before it is in its way: it takes that call's place.
+        found with the mark, as `Holder.published`; *queue* and *due_for* are found as fields of `LeftMark`. If it is to
+        be the *newest*, no queued call that was published before it is in its way: it takes that call's place.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
-        found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
+        found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, queue, published, due_for))
         return found if isinstance(found, Holder) else None
 
     def mark_newest(
@@ -232,6 +233,7 @@ class Store:
         *,
         cooldown: float,
         label: str,
+        queue: str = "",
         sent: PublishMode,
         published: int,
         due_for: float,
@@ -245,7 +247,7 @@ class Store:
         """
         words = f"limit=0 newest due_in={milliseconds(due_in)} within={milliseconds(within)}"
         words += f" sent={sent}" if sent else ""
-        return self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
+        return self._marked(key, task_id, seconds, words, cooldown, mark_text(label, queue, published, due_for))
 
     def _marked(
         self, key: str, task_id: str, seconds: float, words: str, cooldown: float, about: str

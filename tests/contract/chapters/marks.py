@@ -48,6 +48,22 @@ class Marks(Contract):
         assert not store.unmark(KEY, "a")
         self.nothing_is_left(store)
 
+    def test_a_mark_says_in_which_queue_its_call_is_as_long_as_it_is_queued(self, store: Store) -> None:
+        def queue() -> str | None:
+            return next(mark.queue for mark in store.survey([KEY])[0].marks if mark.state == "queued")
+
+        mark_queued(store, "a", queue="imports")
+        assert queue() == "imports"
+        mark_queued(store, "a", queue="imports", label="shop 1", published=5, due_for=3.0)
+        assert queue() == "imports"
+        granted(store.acquire(call("holder")))
+        refused(store.acquire(call("a", heeds_queued=True, queued_for=600.0)))
+        assert queue() == "imports"
+        assert mark_newest(store, call("b", 7), queue="exports") is None
+        assert queue() == "exports"
+        assert mark_newest(store, call("c", 9)) is None
+        assert queue() is None
+
     @pytest.mark.parametrize("sent", ["anyway", "over"])
     def test_what_is_sent_in_a_cool_down_counts_as_queued_and_leaves_that_as_it_is(
         self, store: Store, sent: Any

@@ -95,14 +95,15 @@ class Versions(Contract):
 
     @pytest.mark.parametrize("more", [",9,soon", "\x1fmore"])
     def test_a_mark_of_a_later_version_is_a_mark(self, store: Store, more: str) -> None:
-        mark_queued(store, "q", label="shop 1", published=5, due_for=3.0, cooldown=50.0)
+        mark_queued(store, "q", label="shop 1", queue="imports", published=5, due_for=3.0, cooldown=50.0)
         add(store, "queued", more)
         add(store, "cooldown", more if more[0] != "," else "\x1f")
 
         assert found(mark_queued(store, "another")).task_id == "q"
         assert found(mark_queued(store, "another")).published == 5
         marks = {mark.state: mark for mark in store.survey([KEY])[0].marks}
-        assert (marks["queued"].task_id, marks["queued"].label, marks["queued"].due_for) == ("q", "shop 1", 3.0)
+        queued = marks["queued"]
+        assert (queued.task_id, queued.label, queued.queue, queued.due_for) == ("q", "shop 1", "imports", 3.0)
         assert marks["cooldown"].task_id == "q"
         refused(store.acquire(replace(call("b"), heeds_queued=True)))
         granted(store.acquire(replace(call("q"), heeds_queued=True)))

@@ -4,7 +4,7 @@
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
---          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
+--          due then, or 0, queue}, empty texts for what is not known; every holder, seven values each; each of the first that
 --          wait: {until when it has a turn, task id, token, 1 if it is unheard, its rank's moment}; each holder that a person
 --          has asked to end: {its token, who has asked}; why it is another program's hash, or an empty text
 
@@ -26,7 +26,9 @@ local marks, turns, asked, waiters = {}, {}, {}, 0
 
 local function add(word, mark, task_name)
   if mark and mark.deadline > now then
-    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, mark.label or '', mark.due_for or 0}
+    marks[#marks + 1] = {
+      word, integer(mark.deadline), mark.task_id, task_name, mark.label or '', mark.due_for or 0, mark.queue or '',
+    }
   end
 end
 

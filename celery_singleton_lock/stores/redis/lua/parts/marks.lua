@@ -1,7 +1,8 @@
 -- The marks of calls that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
--- a mark has no effect after that time. Behind a further '\31', where it needs them, it has the publication of the call,
--- or 0, and for how many milliseconds the call is due until that time, or 0; and of a call that has taken the place of
--- others, until when those may come, and the publication of the first of them.
+-- a mark has no effect after that time. Behind a further '\31' it has the queue of the call's message, if the publisher
+-- knew that. Behind a third one, where it needs them, it has the publication of the call, or 0, and for how many
+-- milliseconds the call is due until that time, or 0; and of a call that has taken the place of others, until when those
+-- may come, and the publication of the first of them.
 --   queued      the call that is unique in the queue
 --   cooldown    the call whose publishing keeps the key in a cool-down
 local task_id_of, mark_of, set_mark, read_marker, write_marker, sweep_markers
@@ -15,10 +16,10 @@ end
 function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
-    local label, published, due_for, supersedes, first =
-      string.match(value, '\31([^\31]*)\31?(%d*),?(%d*),?(%d*),?(%d*)')
+    local label, queue, published, due_for, supersedes, first =
+      string.match(value, '\31([^\31]*)\31?([^\31]*)\31?(%d*),?(%d*),?(%d*),?(%d*)')
     return {
-      deadline = deadline, task_id = task_id_of(value), label = label, published = tonumber(published) or 0,
+      deadline = deadline, task_id = task_id_of(value), label = label, queue = queue, published = tonumber(published) or 0,
       due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0, first = tonumber(first) or 0,
     }
   end
