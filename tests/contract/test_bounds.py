@@ -5,7 +5,7 @@ import signal
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing
 from tests.proxy import Proxy
-from tests.servers import free_port, running
+from tests.servers import SERVERS, free_port, running
 from tests.waiting import until
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
@@ -31,6 +31,30 @@ ENDING = Ending("ended", 60.0, is_due=True)
 
 SLACK = 4.0
 """Seconds by which a busy machine may exceed a bound."""
+
+
+# A crash.
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_dead_of_a_long_line_are_passed_in_short_steps(kind: str) -> None:
+    dead = 1_500
+    with running(kind) as server, closing(Store(server.url, {})) as store, server.client() as client:
+        store.acquire(MINE)
+        for number in range(dead):
+            facts = Facts(task_id=str(number), published=number + 1)
+            store.acquire(Claim(KEY, f"of-{number}", 30.0, facts=facts, turn_for=600.0))
+        died_at = clock()
+        until(lambda: clock() > died_at + 2.5, "no message of theirs can be on its way")
+        client.config_resetstat()
+
+        store.release(MINE, 1)
+
+        # The server counts what its scripts have done.
+        stats = client.info("commandstats")
+        steps, told = stats["cmdstat_evalsha"]["calls"], stats["cmdstat_publish"]["calls"]
+        assert dead <= told <= dead + 5 * steps
+        assert told / steps <= 250
 
 
 # Stores that do not answer.

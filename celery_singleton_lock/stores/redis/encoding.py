@@ -46,6 +46,10 @@ _NO_RESULT = "no-result"
 _ENDED = "ended"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
+STOPPED_SHORT = 8
+"""What release.lua adds to its answer if some who wait are still to be called."""
+NOBODY = "~"
+"""A token that nobody has: its release only calls those whose turn it is."""
 # Errors of a script that say something about the key, and not about us.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "

@@ -116,9 +116,9 @@ class Inventory:
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
         now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
-        # It is done even if nobody can be woken. The token is one that nobody has.
+        # It is done even if nobody can be woken.
         with suppress(StoreError):
-            self._store.release(Claim(key, "~", _TRIAL_TTL), None)
+            self._store.call_next(key)
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:

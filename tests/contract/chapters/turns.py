@@ -30,6 +30,8 @@ ON_ITS_WAY = 2.0
 """Seconds in which a message comes from a refusal to a worker that listens."""
 
 LASTS = 600.0
+MANY = 450
+"""More turns than one script reads."""
 
 
 def message(task_id: str, published: float = 0.0, token: str = "", **more: Any) -> Claim:
@@ -497,6 +499,52 @@ class Turns(Contract):
             granted(store.acquire(calls[0]))
             until(lambda: heard["m3"] == ["near"], "m3 is told")
             assert heard["m4"] == []
+
+    def test_a_release_calls_the_one_that_lives_behind_many_dead(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        self.they_have_died(store)
+        living = turn_of(store, "living")
+        with listening(store, "living") as heard:
+            store.release(claim("a"), 1)
+            until(lambda: _called(heard) == {"living"}, "it is called")
+
+        granted(store.acquire(living))
+
+    def test_many_dead_keep_no_call_out(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=300.0))
+        self.they_have_died(store)
+        self.pass_time(301)
+
+        # The policy `skip` takes no turn.
+        granted(store.acquire(claim("b")))
+
+    def test_many_dead_keep_no_call_out_that_can_wait(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=300.0))
+        self.they_have_died(store)
+        self.pass_time(301)
+
+        granted(store.acquire(message("b", MANY)))
+
+    def test_one_that_lives_behind_many_dead_finds_by_a_few_looks_that_its_turn_has_come(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=300.0))
+        self.they_have_died(store)
+        living = turn_of(store, "living")
+        self.pass_time(301)
+
+        with listening(store, "living"):
+            places = [store.look(living)]
+            while not places[-1].comes and len(places) < 5:
+                assert (places[-1].ahead, places[-1].free_in) == (0, 0.0), "it looks again at once"
+                places.append(store.look(living))
+
+        assert places[-1].comes
+        granted(store.acquire(living))
+
+    def they_have_died(self, store: Store) -> None:
+        """Many calls wait, and their worker has died."""
+        for number in range(MANY):
+            turn_of(store, f"dead-{number}", number)
+        self.pass_time(ON_ITS_WAY + 1)
 
     def test_there_are_5000_turns_at_most(self, store: Store) -> None:
         store.acquire(claim("a"))

@@ -20,6 +20,7 @@
 --          {'looked', now, comes, ahead, free_in}  to one that looks: 1 if its message has to come; how many turns are
 --                                                  before it, or 0 if the first was called; after how many microseconds a
 --                                                  place is free if nobody renews
+--          {'walked', now}                         past 200 turns that nobody listens for, and not to the last: ask again
 --          {'held', now, next, holders, rank, ahead, free_in}  `refused` of parts/lock.lua: a few holders, or else those
 --                                                  that go before, seven values each
 --          {'twin', now, '', holders}              another delivery of this message holds it, or waits
@@ -110,7 +111,7 @@ if words.message then
     end
   end
   if line and not twin then
-    walk_line(key, tonumber(known[8]) or line.front, line.last, function(turn, its_ticket)
+    walk_line(key, line, tonumber(known[8]) or line.front, line.last, function(turn, its_ticket)
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
@@ -187,7 +188,7 @@ local is_newcomer = not ticket and mine.rank == 0
 local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
-  local front, unheard = walk_line(key, from, behind, function(turn, its_ticket)
+  local front, unheard, stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
     if turn.is_message and is_queued then
       -- That message waits for this call, whose mark it heeds.
       return
@@ -199,6 +200,9 @@ if line and free > #before and behind >= from then
     return (is_there or may_come) and ranks_before(turn)
   end)
   begin_line_at(key, line, front, unheard)
+  if stopped_short and free > #before then
+    return looks and {'looked', now, 0, 0, 0} or {'walked', now}
+  end
   line = line.first <= line.last and line or nil
   -- A caller that is about to be granted takes a place of the missed turns itself, so nobody else is called in theirs.
   if line and missed > 0 and (looks or free <= #before) then

@@ -8,7 +8,7 @@
 -- @argument marker  of the message of such a run; otherwise left out
 --
 -- Returns  1 released | 0 lost before, the lock is somebody else's | 4 lost before, nobody has it; and 2 more if the marker
---          was left
+--          was left, and 8 more if nobody listens for the next 200 turns, so that the others have to be called
 
 -- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -22,7 +22,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local RELEASED, TAKEN, GONE, MARKED = 1, 0, 4, 2
+local RELEASED, TAKEN, GONE, MARKED, STOPPED_SHORT = 1, 0, 4, 2, 8
 local words = words_in(words)
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'front', 'w' .. token, 'next')
 local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3], known[4]), tonumber(known[5])
@@ -75,7 +75,7 @@ if marker and (answer ~= RELEASED or copy_has_come or words.is_due) then
 end
 if line then
   -- A cool-down has freed no place yet, but the first in line has to hear when it will.
-  call_next(key, line, held, is_kept and 1 or 0)
+  answer = answer + (call_next(key, line, held, is_kept and 1 or 0) and STOPPED_SHORT or 0)
 end
 call_successor(key, successor_in(known[6]))
 delete_if_idle(key)

@@ -68,25 +68,29 @@ local function set_ticket(key, ticket, turn)
   redis.call('HSET', key, 'q' .. ticket, turn.value, 'w' .. turn.token, ticket)
 end
 
-function write_turn(key, ticket, turn)
+local function value_of(turn)
   -- For a turn that waits nobody needs to know since when; a short value costs the server less.
-  local since = turn.state == WAITING and 0 or (turn.since - turn.rank) / 1000
-  turn.value = table.concat({
+  local since = turn.state == WAITING and 0 or math.floor((turn.since - turn.rank) / 1000)
+  return table.concat({
     integer(turn.rank), turn.state .. integer(since), integer(math.ceil((turn.deadline - turn.rank) / 1000000)),
     integer(turn.rank - turn.published), turn.limit, turn.copies, turn.is_message and '@' or turn.token,
   }, ' ') .. '\31' .. turn.task_id
+end
+
+function write_turn(key, ticket, turn)
+  turn.value = value_of(turn)
   set_ticket(key, ticket, turn)
 end
 
-function set_state(key, ticket, turn, state)
-  turn.state, turn.since = state, now
-  write_turn(key, ticket, turn)
+function set_state(key, ticket, turn, state, since)
+  turn.state, turn.since = state, since or now
+  turn.value = value_of(turn)
+  redis.call('HSET', key, 'q' .. ticket, turn.value)
 end
 
--- One that somebody listened for is missed from now on; one that was called, or on its way, has had its time.
+-- A turn that somebody listened for is missed from now on. One that was called, or on its way, has had its time.
 local function set_unheard(key, ticket, turn)
-  turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
-  write_turn(key, ticket, turn)
+  set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
 
 function leave_line(key, ticket, token)
@@ -111,36 +115,33 @@ function call_turn(key, ticket, turn)
 end
 
 -- Visit the turns from a ticket on, in order, until `visit` says `enough`. Those whose deadline is over are removed, so
--- each is paid for once; where some are there, the walk gives up after a number of tickets. Returns the first ticket of a
--- turn that is not unheard, and the first of one that is.
-function walk_line(key, from, last, visit)
+-- each is paid for once. The walk gives up after a number of tickets, of which as many are behind the front. Returns the
+-- first ticket of a turn that is not unheard, or else the one at which to go on; the first of an unheard turn; and whether
+-- the walk gave up before it met a turn that is not unheard, so that somebody has to go on.
+function walk_line(key, line, from, last, visit)
   local front, unheard
-  for start = from, last, LONGEST_WALK do
-    for i, value in ipairs(read_numbered(key, 'q', start, math.min(last, start + LONGEST_WALK - 1), '')) do
-      local turn, ticket = turn_in(value), start + i - 1
-      if turn and turn.deadline <= now then
-        leave_line(key, ticket, turn.token)
-      elseif turn then
-        if turn.state == CALLED and turn.since <= now - TIME_TO_COME then
-          missed = missed + 1
-          set_unheard(key, ticket, turn)
-        end
-        local verdict = visit(turn, ticket)
-        if turn.state == UNHEARD then
-          unheard = unheard or ticket
-        else
-          front = front or ticket
-        end
-        if verdict == 'enough' then
-          return front or ticket, unheard
-        end
+  local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
+  for i, value in ipairs(read_numbered(key, 'q', from, stop, '')) do
+    local turn, ticket = turn_in(value), from + i - 1
+    if turn and turn.deadline <= now then
+      leave_line(key, ticket, turn.token)
+    elseif turn then
+      if turn.state == CALLED and turn.since <= now - TIME_TO_COME then
+        missed = missed + 1
+        set_unheard(key, ticket, turn)
+      end
+      local verdict = visit(turn, ticket)
+      if turn.state == UNHEARD then
+        unheard = unheard or ticket
+      else
+        front = front or ticket
+      end
+      if verdict == 'enough' then
+        return front or ticket, unheard, false
       end
     end
-    if front then
-      return front, unheard
-    end
   end
-  return math.max(from, last + 1), unheard
+  return front or math.max(from, stop + 1), unheard, not front and stop < last
 end
 
 -- The first ticket that is not known to be void, of those before the front.
@@ -188,9 +189,10 @@ function begin_line_at(key, line, front, unheard)
 end
 
 -- Call those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
+-- Returns whether somebody has to go on.
 function call_next(key, line, held, least)
   local called = 0
-  local front, unheard = walk_line(key, line.front, line.last, function(turn, ticket)
+  local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
     if turn.state == UNHEARD then
       return
     end
@@ -206,11 +208,12 @@ function call_next(key, line, held, least)
     called = called + places_of(turn.token)
   end)
   begin_line_at(key, line, front, unheard)
+  return stopped_short
 end
 
 function call_in_place_of_missed(key, line)
   local called = 0
-  walk_line(key, line.front, line.last, function(turn, ticket)
+  walk_line(key, line, line.front, line.last, function(turn, ticket)
     if called >= in_place_of_missed() then
       return 'enough'
     end
