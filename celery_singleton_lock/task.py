@@ -32,10 +32,9 @@ from celery_singleton_lock.options import (
 from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish, queue_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import Admitted, admit
-from celery_singleton_lock.runs.body import run_body
+from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
-from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, Origin, text_of
 from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Run

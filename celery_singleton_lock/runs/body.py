@@ -3,16 +3,21 @@
 import inspect
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as ThreadsCancelledError
+from contextlib import contextmanager, suppress
 from types import CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
+
+from celery.exceptions import Ignore
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
 from celery_singleton_lock.log import log
+from celery_singleton_lock.runs.endings import final_result
+from celery_singleton_lock.runs.marks import A_MOMENT, WORKFLOWS, unmark, workflows_of
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import UNLOCKED, Run
 from celery_singleton_lock.stores.records import marker_of
@@ -139,3 +144,40 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
         run.revoke(f"lock key={run.key}: broken by {by}", "broken", None)
     else:
         run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
+
+
+@contextmanager
+def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
+    """In `until_executed`, the call counts as queued until the workflow that `replace()` publishes inside has ended.
+
+    The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
+    library, whoever comes looks for the result under the call's task id. The mark ends after `lock_queue_ttl` anyway.
+    """
+    task = run.task
+    options = run.options
+    if options.mode != "until_executed" or not run.can_be_requeued:
+        yield
+        return
+    since = 0
+    if final_result(task, run.task_id):
+        # The end of an earlier call with its id, over which Celery would store no other.
+        since = run.notes.first_published
+        with suppress(Exception):
+            task.backend.forget(run.request.id)
+    about: dict[str, Any] = {"label": run.claim.facts.label, "published": since, "due_for": A_MOMENT}
+    try:
+        run.store.mark_queued(run.key, run.task_id, options.queue_ttl, limit=0, cooldown=0.0, sent="over", **about)
+    except StoreError as error:
+        if options.on_store_error == "raise":
+            raise
+        told = {"key": run.key, "task_id": run.task_id, "outcome": "published"}
+        log.write(logging.WARNING, "lock.unanswered", "%s", error, **told)
+    message = vars(task.request)
+    message[WORKFLOWS] = [*workflows_of(message), [run.key, run.task_id]]
+    try:
+        yield
+    except Ignore:
+        raise
+    except BaseException:
+        unmark(run.store, run.key, run.task_id, ends_cooldown=False)
+        raise

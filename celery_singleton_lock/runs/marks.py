@@ -1,21 +1,19 @@
 """What a call has left in the store while it holds nothing; it ends once its message has ended for good."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from celery import Celery, Task, states
 from celery._state import get_current_task
 from celery.backends.base import Backend
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Reject
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
-from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of
 from celery_singleton_lock.runs.endings import final_result, tasks_in
 from celery_singleton_lock.runs.notes import Notes, text_of
@@ -24,13 +22,10 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.stores.redis.store import Store
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.runs.run import Run
-
 # Seconds for which to try to end a mark.
 _PATIENCE = 60.0
-# The shortest time that the store knows.
-_A_MOMENT = 0.001
+A_MOMENT = 0.001
+"""The shortest time that the store knows, in seconds."""
 
 
 def seconds_until(task: Task, moment: Any) -> float:
@@ -43,7 +38,7 @@ def seconds_until(task: Task, moment: Any) -> float:
 
 def until_expired(task: Task, expires: Any) -> float:
     """Seconds from now in which the call may still begin; at least a moment, and infinite without `expires`."""
-    return float("inf") if expires is None else max(_A_MOMENT, seconds_until(task, expires))
+    return float("inf") if expires is None else max(A_MOMENT, seconds_until(task, expires))
 
 
 def unmark(
@@ -159,43 +154,6 @@ def look_after_workflows() -> None:
     """Let this worker end the marks of the workflows whose steps it runs, whoever has written the steps."""
     for owner, name, ours in _IN_A_WORKER:
         setattr(owner, name, ours)
-
-
-@contextmanager
-def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
-    """In `until_executed`, the call counts as queued until the workflow that `replace()` publishes inside has ended.
-
-    The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
-    library, whoever comes looks for the result under the call's task id. The mark ends after `lock_queue_ttl` anyway.
-    """
-    task = run.task
-    options = run.options
-    if options.mode != "until_executed" or not run.can_be_requeued:
-        yield
-        return
-    since = 0
-    if final_result(task, run.task_id):
-        # The end of an earlier call with its id, over which Celery would store no other.
-        since = run.notes.first_published
-        with suppress(Exception):
-            task.backend.forget(run.request.id)
-    about: dict[str, Any] = {"label": run.claim.facts.label, "published": since, "due_for": _A_MOMENT}
-    try:
-        run.store.mark_queued(run.key, run.task_id, options.queue_ttl, limit=0, cooldown=0.0, sent="over", **about)
-    except StoreError as error:
-        if options.on_store_error == "raise":
-            raise
-        told = {"key": run.key, "task_id": run.task_id, "outcome": "published"}
-        log.write(logging.WARNING, "lock.unanswered", "%s", error, **told)
-    message = vars(task.request)
-    message[WORKFLOWS] = [*workflows_of(message), [run.key, run.task_id]]
-    try:
-        yield
-    except Ignore:
-        raise
-    except BaseException:
-        unmark(run.store, run.key, run.task_id, ends_cooldown=False)
-        raise
 
 
 def has_ended(task: Task, found: Holder) -> bool:

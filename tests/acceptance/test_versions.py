@@ -81,7 +81,17 @@ def test_a_call_is_found_by_a_mark_of_a_later_version(tasks: Any, worker: Worker
 
 @pytest.mark.parametrize(
     "header",
-    ["mine", True, 1.5, ["key"], [{"key": "k"}], {"key": None}, {"key": {"deep": [1]}}, {"tries": True, **LATER}],
+    [
+        "mine",
+        True,
+        1.5,
+        ["k"],
+        [{"key": "k"}],
+        {"key": None},
+        {"key": {"deep": [1]}},
+        {"tries": True, **LATER},
+        {"origin": ["k", 1]},
+    ],
     ids=str,
 )
 def test_a_header_that_no_version_writes_fails_its_own_call_alone(tasks: Any, worker: Worker, header: Any) -> None:
