@@ -22,17 +22,17 @@ _SCHEMES = {
     "redis+socket": "unix",
     "sentinel": "sentinel",
 }
-# Of which one URL names several servers.
+# A URL that begins so may name several servers.
 _OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, Store] = {}
-"""The stores in the memory of this process, by their URL."""
+"""The stores in the memory of this process, by URL."""
 
 _shared: dict[str, Store] = {}
 
 
 def shared_store(url: str) -> Store:
-    """The store at *url*, the same object for all callers in this process.
+    """The store at *url*: one object for all callers in this process.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -42,21 +42,21 @@ def shared_store(url: str) -> Store:
 
 
 def one_url(given: Any) -> str:
-    """*given*, if it names one store.
+    """*given*, if it is the URL of one store.
 
     Raises:
-        ConfigurationError: It names several, which would have to agree by a majority, or is no text.
+        ConfigurationError: *given* names several stores, or is no text.
     """
     several = isinstance(given, list | tuple | set | frozenset) and len(given) > 1
     if several or (isinstance(given, str) and _ANOTHER.search(given) and not given.startswith(_OF_SEVERAL)):
         raise ConfigurationError(
-            "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as "
-            "soon as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and "
-            "its limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
-            f"{DOCS}how-to/topologies/"
+            "singleton_lock_url: several stores are not allowed, so give one URL. If a server may die, give "
+            f"sentinel:// and singleton_lock_replicas: see {DOCS}how-to/topologies/. A majority of independent masters "
+            "has two holders as soon as one of them forgets a grant, by a restart without its data or a clock that "
+            "jumps; then its fences fall and its limits do not hold"
         )
     if not isinstance(given, str):
-        # Do not quote the value: there may be a password in it.
+        # The value may have a password, so it is not quoted.
         raise ConfigurationError(
             f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
             "'redis://localhost:6379/0'"
@@ -65,17 +65,17 @@ def one_url(given: Any) -> str:
 
 
 def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
-    """Open the store at *url*; nothing is sent to it yet.
+    """Open the store at *url*, without a request to it.
 
     Arguments:
-        url: With arguments as Celery or redis-py spells them. `memory://` is the same store for all who give the same.
+        url: With arguments as Celery or redis-py spells them. Equal `memory://` URLs are one store.
         options: See `singleton_lock_client_options`.
         replicas: See `singleton_lock_replicas`; locks in memory have no replicas.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
-    # Python's parser would pass over blanks at its beginning, and newlines inside.
+    # Python's parser of URLs drops blanks at the beginning, and newlines.
     url = url.strip()
     begins, found, _ = url.partition("://")
     scheme = begins.lower() if found else ""
@@ -99,21 +99,21 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
-    """The advice about *what*, which needs the extra `testing`."""
+    """The error for *what*, which needs the extra `testing`."""
     return ConfigurationError(f'{what} needs more packages ({error}): pip install "celery-singleton-lock[testing]"')
 
 
 def in_redis_py(value: Any) -> Any:
-    """Celery says CERT_NONE, in settings and in URLs; redis-py says none."""
+    """*value* as redis-py spells it: Celery's CERT_NONE is none."""
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__
     return value.removeprefix("CERT_").lower() if is_one else value
 
 
 def _part_in_redis_py(part: str) -> str:
-    """A URL, or a part of one between semicolons, with the query arguments that redis-py has."""
+    """A URL, or one of several between semicolons, with the query arguments of redis-py."""
     base, _, query = part.partition("?")
     if "#" in query:
-        # Encoded, it would be a part of the last value.
+        # Encoding would hide the fragment, which is refused later, in the last value.
         return part
     names = {"virtual_host": "db"}
     arguments = [(names.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]

@@ -1,37 +1,37 @@
-"""The clock by which deadlines are kept, and how far that of a server is ahead of it."""
+"""The local clock, by which deadlines are kept, and the clock of a server."""
 
 import time
 from collections.abc import Callable
 from functools import partial
 
-# CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
+# CLOCK_BOOTTIME includes suspended time: the lease of a suspended machine expires on the server.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# Clocks of two machines drift apart, and network and processes take their time.
+# Seconds; a smaller step cannot be told from drift and delay.
 _SMALLEST_STEP = 0.5
 _WORST_RATE = 0.0001
-# Seconds between two comparisons with our own clock.
+# Seconds between two comparisons of the clocks.
 _COMPARE_EVERY = 1.0
 
 clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
-"""Seconds on the local clock by which deadlines are kept; it never steps."""
+"""Seconds on the local clock, which is never set."""
 
 
 class ServerClock:
-    """Compares a server's time with the local clock, which never steps."""
+    """The time of a server, and the steps by which it was set."""
 
     ask_again_at: float = float("-inf")
-    """On `clock()`; a server that did not tell its time is not asked before."""
+    """On `clock()`. Until then, a server that did not tell its time is not asked again."""
 
     def __init__(self) -> None:
         self._latest = 0
         self._seen_at = float("-inf")
-        # How far the server's clock is ahead of ours, at least and at most.
+        # Bounds of how far the server's clock is ahead of the local one.
         self._ahead = float("-inf"), float("inf")
 
     def compare(self, now: int, sent_at: float) -> float:
-        """By how many seconds it was set since the last time, 0.0 if it was not.
+        """The seconds by which the server's clock was set since the last comparison; 0.0 if it was not set.
 
-        The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*.
+        *now* is the server's time in microseconds while it handled a request that was sent at *sent_at*.
         """
         if sent_at < self._seen_at + _COMPARE_EVERY:
             return 0.0
@@ -48,7 +48,7 @@ class ServerClock:
         return step
 
     def now(self, longest: float = float("inf")) -> int | None:
-        """The server's time in microseconds, greater than any before; None if the last comparison is *longest* ago."""
+        """The server's time in microseconds, greater each time; None if the last comparison is older than *longest*."""
         at = clock()
         if self._seen_at == float("-inf") or at - self._seen_at > longest:
             return None

@@ -1,6 +1,6 @@
-"""Locks in the memory of one process: the scripts, on a server that is a part of this process (fakeredis).
+"""Locks in the memory of one process, for tests and eager mode: our scripts on fakeredis.
 
-For tests and eager mode. Only `stores/__init__.py` imports this, because fakeredis is in the extra `testing`.
+Only `stores/__init__.py` imports this file, and only for `memory://`, because fakeredis is in the extra `testing`.
 """
 
 import os
@@ -20,12 +20,12 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import Store
 
-# Without it fakeredis would know no scripts, and not say why.
+# Fail here if lupa is missing: fakeredis would only say that it knows no EVALSHA.
 import_module("lupa")
 
 
 class MemoryStore(Store):
-    """Locks of this process only, kept by the scripts that Redis runs."""
+    """Locks of this process only."""
 
     def __init__(self) -> None:
         super().__init__("memory://", {})
@@ -38,7 +38,7 @@ class MemoryStore(Store):
         return self
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for everything in the store: leases, marks and cool-downs end, and waiters look again."""
+        """Let time pass in the store: leases, marks and cool-downs may end, and waiters look again."""
         self._server.ahead += seconds
         self._wake_all()
 
@@ -55,24 +55,24 @@ class MemoryStore(Store):
             self.call("PUBLISH", channel, "")
 
     def _refuse_a_copy(self, pid: int) -> None:
-        """Called in a process that was forked off *pid*, before it is served by its copy."""
+        """Called in a process that was forked from *pid*, before it uses its copy of the locks."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
-        """Report nothing: `advance` has set the clock."""
+        """Report no step of the clock, because `advance` sets it."""
 
 
 class Server(FakeServer):
-    """The server, with a clock of its own: setting or freezing the wall clock in a test moves no lock."""
+    """A server with a clock of its own, so a test that sets or freezes the wall clock moves no lock."""
 
     def __init__(self) -> None:
         super().__init__(version=(7, 4))
-        # `advance` keeps all others out while it asks.
+        # Reentrant, because a signal's handler may use the store while its thread is in a command.
         self.lock = threading.RLock()  # type: ignore[assignment]
         self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
-        """Do without the locks that other threads of the parent may have held."""
+        """Replace the locks that threads of the parent may have held."""
         self.lock = threading.RLock()  # type: ignore[assignment]
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)
@@ -83,7 +83,7 @@ class Server(FakeServer):
 
 
 class _Database(Database):
-    """Keys that expire by the server's clock; fakeredis would set its own `time` before each command."""
+    """Keys that expire by the server's clock, although fakeredis sets `time` before each command."""
 
     def __init__(self, lock: Any, now: Callable[[], float]) -> None:
         self._now = now

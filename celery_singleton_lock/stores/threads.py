@@ -1,4 +1,4 @@
-"""Threads that start when they are needed; and what greenlets need, if gevent or eventlet has made threads such."""
+"""Threads that start when they are needed, also where gevent or eventlet has turned threads into greenlets."""
 
 import _thread
 import importlib
@@ -13,7 +13,7 @@ _LONGEST_START = 2.0
 
 
 def patched_by(what: str = "thread") -> Any:
-    """The module, gevent or eventlet, that has patched *what* in this process; None if neither has."""
+    """The module gevent or eventlet if it has patched *what* in this process, else None."""
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading" if what == "thread" else what):
         return sys.modules["gevent"]
@@ -24,7 +24,7 @@ def patched_by(what: str = "thread") -> Any:
 
 
 def waits_stop_greenlets() -> bool:
-    """Whether gevent or eventlet has patched this process, but not what a wait needs to let other greenlets run."""
+    """Whether a wait would stop all greenlets: this process is patched, but its sockets or `select` are not."""
     parts = [patched_by(part) is not None for part in ("socket", "select", "thread", "time")]
     return any(parts) and not all(parts[:2])
 
@@ -35,7 +35,7 @@ def hub() -> Any:
 
 
 def call_soon(hub: Any, call: Callable[[], None]) -> None:
-    """Have *hub* call something; with gevent from any thread, with eventlet from the hub's own."""
+    """Let the event loop *hub* make a call. gevent allows this from any thread, eventlet only from the hub's own."""
     if patched_by().__name__ == "gevent":
         hub.loop.run_callback_threadsafe(call)
     else:
@@ -43,17 +43,17 @@ def call_soon(hub: Any, call: Callable[[], None]) -> None:
 
 
 def current() -> Any:
-    """The greenlet that runs this; None if no greenlets are in use."""
+    """The current greenlet; None if threads are not greenlets here."""
     return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
 
 
 def start_native_thread(run: Callable[[], None]) -> None:
-    """Run something in a thread that the greenlets of this process cannot starve."""
+    """Run *run* in a real thread, which no busy greenlet can starve."""
     original("_thread", "start_new_thread")(run, ())
 
 
 def original(module: str, name: str) -> Any:
-    """What *name* was before anybody patched it."""
+    """The unpatched attribute *name* of *module*."""
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original(module, name)
     if "eventlet.patcher" in sys.modules:
@@ -64,7 +64,8 @@ def original(module: str, name: str) -> Any:
 class DaemonThread:
     """A thread that starts when it is needed, and again if it has died.
 
-    No lock is held: if two are started at once, the first finds that it was replaced, and ends.
+    Starting takes no lock, because a signal that raises could leave it locked. If two threads start at once, the first
+    sees that it was replaced and ends.
     """
 
     _running: object = None
@@ -80,13 +81,13 @@ class DaemonThread:
             self._running = mark
             self._start(self._live, mark)
         except BaseException:
-            # A signal has raised, or there are no more threads. The next call tries again.
+            # A signal has raised, or no thread can start; let the next call try again.
             self._running = None
             raise
 
     def _live(self, mark: object) -> None:
-        # Until a thread runs, CPython takes it for the one that has started it, so an exception for that one may be
-        # raised here, before the `try`. Then a later call of `ensure` starts another.
+        # An asynchronous exception for the starting thread may be raised here, before the `try`: CPython gives a new
+        # thread its own id only once it runs. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:
                 self._begun = mark
@@ -95,17 +96,17 @@ class DaemonThread:
         finally:
             if self._running is mark:
                 self._running = None
-            # No thread can start at the end of the interpreter.
+            # At the end of the interpreter no thread can start.
             with suppress(RuntimeError):
                 if self._has_work():
                     self.ensure()
 
     def _start(self, run: Callable[[object], None], mark: object) -> None:
-        # Not `threading.Thread`, whose start waits: a signal that raises meanwhile would become another error.
+        # `threading.Thread.start` waits for the thread, and a signal that raises in that wait becomes another error.
         _thread.start_new_thread(run, (mark,))
 
     def _step(self) -> bool:
-        """Do what comes next; False to end."""
+        """Do the next piece of work; False ends the thread."""
         raise NotImplementedError
 
     def _has_work(self) -> bool:

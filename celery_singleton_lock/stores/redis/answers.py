@@ -10,14 +10,14 @@ from redis import exceptions
 from celery_singleton_lock.errors import DOCS, StoreError, StoreRefused
 from celery_singleton_lock.stores.clock import ServerClock, clock
 
-# Those to which redis-py gives no class, or which an older server wraps in an error of the script, by what they say.
+# Texts of errors: redis-py has no class for some of these, and an older server wraps others in the error of a script.
 _ELSEWHERE = re.compile(
     r"^(?:ReadOnly|BusyLoading|ClusterDown|MasterDown|TryAgain)Error\b"
     r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
     r"|: WAIT cannot be used with replica"
 )
 _NEVER = (
-    # Some servers refuse long commands first, and do not say why.
+    # Before AUTH some servers refuse long commands, and say only "unauthenticated".
     (
         r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated",
         (
@@ -34,12 +34,12 @@ _NEVER = (
         ),
     ),
     (
-        # A file that is not found is one of these, unless it is a socket.
+        # The numbers are of certificate files that cannot be opened. Sockets that cannot be opened have them too.
         r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)",
         (
-            "set ssl_ca_certs, and ssl_certfile and ssl_keyfile if the server asks for a certificate (and ssl_password "
-            "if the key has one), in singleton_lock_client_options, all of them files in PEM that belong together, and "
-            "in singleton_lock_url the host that the server's certificate names"
+            "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
+            "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
+            "host in singleton_lock_url has to be one that the server's certificate names"
         ),
     ),
     (
@@ -69,8 +69,8 @@ _NEVER = (
         # An older server has our command, but not its options.
         r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg",
         (
-            "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command, or begin with "
-            "sentinel:// if this is a sentinel; rename-command may hide it, and some managed services lack it"
+            "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
+            "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
         ),
     ),
     (
@@ -78,7 +78,7 @@ _NEVER = (
         "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
     ),
 )
-# Why runs cannot lock, for people who may know no address.
+# Shown to the callers of tasks, who must not learn the address of the store.
 _IN_SHORT = (
     (r"OutOfMemoryError|\bOOM\b", "the store is full, and refuses to write"),
     (r"\bMISCONF\b", "the store cannot save to its disk, and refuses to write"),
@@ -91,13 +91,12 @@ _IN_SHORT = (
     (r"TimeoutError", "the store does not answer"),
     (r"ConnectionError|NotUsable|CLUSTERDOWN", "the store cannot be reached"),
 )
-# The arguments of AUTH have the password.
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
-# Stands for the user's name, if only a credential_provider knows it.
+# Stands for the user's name where only a credential_provider knows it.
 _PROVIDED = "that credential_provider names"
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
-# A server that has not read all that was sent resets the connection as it closes it.
+# A server that closes a connection with unread input resets it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis"
 _WITHOUT_TLS = (
@@ -107,7 +106,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """None of the servers that we know can be used; *advice* is None if that may pass without another setting."""
+    """No known server can be used; *advice* is None if that may pass without another setting."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -115,21 +114,20 @@ class NotUsable(exceptions.ConnectionError):
 
 
 def not_connected(error: TypeError | ValueError) -> NotUsable:
-    """What redis-py raised as it connected."""
+    """The error for an exception of redis-py's own code while it connected."""
     if isinstance(error, UnicodeError):
         return NotUsable("the host name is not valid: a part of it is empty or too long")
-    # A ValueError may quote a value, and that be a secret.
+    # The text of a ValueError may quote a secret.
     text = f": {error}" if isinstance(error, TypeError) else ""
     return NotUsable(
         f"redis-py could not connect with its options ({type(error).__name__}{text})",
-        "correct singleton_lock_client_options, or the arguments in singleton_lock_url: one of them is of a type or a "
-        "value that redis-py or Python's ssl cannot use, such as an ssl_keyfile without ssl_certfile, or an "
-        "ssl_min_version that is no ssl.TLSVersion",
+        "correct singleton_lock_client_options, or the arguments in singleton_lock_url: redis-py or Python's ssl "
+        "cannot use one of them. For example, ssl_keyfile needs ssl_certfile, and ssl_min_version an ssl.TLSVersion",
     )
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """The same replies; raise the first error among them."""
+    """The replies, if no error is among them; else the first error is raised."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply
@@ -137,7 +135,7 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """It is no master, or not yet, or not any more: the same address may lead to another one by now."""
+    """The server is no master, not yet or no longer, so its address may lead to another server."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -151,7 +149,7 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
     """The setting that would prevent *error*; None if the error may pass without a change."""
     if isinstance(error, NotUsable):
         return error.advice
-    # Not the arguments of a command, which are ours.
+    # Without the command's arguments: one of our own values could look like an error.
     text = problem_of(error)
     return next((advice.format(user=user) for says, advice in _NEVER if re.search(says, text)), None)
 
@@ -161,36 +159,36 @@ def none_of(
     answers: Mapping[str, exceptions.RedisError],
     advise: Callable[[exceptions.RedisError], str | None] = advice_about,
 ) -> NotUsable:
-    """The error that no server of several has said what we need, with what each has answered."""
+    """The error if several servers were asked and none gave a usable answer; it quotes the answer of each."""
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
-    # A refusal by one of several may be the fault of that one.
+    # A single refusal may be the fault of that server, so the advice is given only if all refuse.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 
 
 def in_short(problem: str) -> str:
-    """What *problem* of a `StoreError` means for runs, in a few words without an address."""
+    """A few words on the `problem` of a `StoreError`, without an address."""
     return next((words for says, words in _IN_SHORT if re.search(says, problem)), "the store refuses what runs do")
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The event in the words of the server or of redis-py, without the arguments that we have sent.
+    """The type and the text of *error*, without the arguments of the command: those of AUTH have the password.
 
-    Without a full stop at the end, because the words become a part of longer sentences.
+    There is no full stop at the end, because the words become a part of longer sentences.
     """
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
-    """Asks a server again and again, until it answers or the time for it is over."""
+    """One server: whether it answers, its clock, and requests that are repeated until it does."""
 
     silent_until: float = 0.0
-    """On `clock()`; no release that is repeated asks it before."""
+    """On `clock()`. Until then, releases in the background leave the server alone."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        # It has not answered an acquire, and nothing since.
+        # The last acquire got no answer, and no request since.
         self.is_away: bool = False
-        # It is what its URL says, whatever comes.
+        # Once true, scheme and TLS of the URL are right, whatever fails later.
         self.has_answered: bool = False
         is_provided = arguments.get("credential_provider") is not None
         self._address = address
@@ -198,10 +196,12 @@ class Part:
         self.clock: ServerClock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
-        """The answer of *ask*, which asks once until that moment; when it was sent; which try it was.
+        """The answer of *ask*, the moment when that try was sent, and the number of tries.
+
+        *ask* is called with the moment, on `clock()`, until which it may wait.
 
         Raises:
-            StoreError: No answer; no try began later than after *bound* seconds.
+            StoreError: *ask* was refused, or the *bound* in seconds was over.
         """
         give_up_at = clock() + bound
         pause = _FIRST_PAUSE
@@ -213,7 +213,7 @@ class Part:
             try:
                 answer = ask(give_up_at)
             except exceptions.RedisError as error:
-                # The last try may have had too little time, so its silence says less than an answer before it.
+                # Keep an earlier refusal: the last try may time out only because too little time was left.
                 if problem is None or not isinstance(error, exceptions.TimeoutError):
                     problem = error
                 if not is_passing(error) or clock() + pause >= give_up_at:

@@ -19,12 +19,12 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SLOTS = 16384
 _PORT = 6379
-# A slot moves to one server at a time, so after more redirects the servers of the cluster do not agree.
+# After more redirects the servers do not agree: a slot moves to one server at a time.
 _MOST_REDIRECTS = 5
-# Seconds for each server that is asked who has which slot, and until it is asked for again.
+# Seconds for each server that is asked for the owners of slots, and between two such questions.
 _PATIENCE = 0.5
 _PAUSE = 0.25
-# Before 6.0, redis-py makes MOVED and ASK of an answer only with this.
+# Before 6.0, only this parser of redis-py makes MOVED and ASK errors of their own.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
 Node = tuple[str, int]
@@ -38,7 +38,7 @@ class NodeConnections(Connections):
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
     is_doubted = False
-    """It has not answered, or has sent us elsewhere, so another server may have its slots by now."""
+    """The server was silent or has redirected a request, so its slots may belong to another one."""
 
     def close(self) -> None:
         super().close()
@@ -46,9 +46,9 @@ class NodeConnections(Connections):
 
 
 class Cluster(NodeConnections):
-    """Requests about a key go to the server that has it; one that is silent concerns no other.
+    """Sends each request to the server that has its key, so a silent server concerns no other.
 
-    What is known is replaced as a whole, so a signal may raise anywhere.
+    The table of owners is replaced as a whole, so a signal may raise anywhere.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class Cluster(NodeConnections):
         self._learned_at = float("-inf")
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
-        """The same, at the server that has *key*, wherever its slot or the key itself has moved."""
+        """Ask the server that has *key*, and follow the slot, or the key itself, if it has moved."""
         node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):
@@ -93,7 +93,7 @@ class Cluster(NodeConnections):
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
-        """The same, in one round trip to each server that it concerns."""
+        """Run the calls in one round trip to each server that has keys of them."""
         replies: list[Any] = [None] * len(calls)
         groups: dict[Node, list[int]] = {}
         for number, (keys, _) in enumerate(calls):
@@ -104,7 +104,7 @@ class Cluster(NodeConnections):
                 replies[number] = answer
         for number, answer in enumerate(replies):
             if isinstance(answer, exceptions.AskError):
-                # Those whose keys have moved follow them, one by one.
+                # Each call whose key has moved goes alone, because `ask` follows one key.
                 (replies[number],) = super().run(script, [calls[number]], until, replicas)
         return replies
 
@@ -129,21 +129,21 @@ class Cluster(NodeConnections):
         return found
 
     def known_owner(self, key: str) -> Node | None:
-        """The server that has *key*, as far as that is known."""
+        """The server that has *key*, without asking the cluster; None if it is not known."""
         return self._owners[key_slot(key.encode())] if self._owners else None
 
     def owner_of(self, key: str, until: float) -> Node:
-        """The server that has *key*; ask the cluster if that is not known, or in doubt.
+        """The server that has *key*. The cluster is asked if the owner is unknown or in doubt.
 
         Raises:
-            RedisError: Nobody says so *until* then.
+            RedisError: No server has named the owner by *until*.
         """
         node = self.known_owner(key)
         if node is None or (self.at(node).is_doubted and clock() >= self._learned_at + _PAUSE):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # The one that was right the last time may still be right, and its answer tells more.
+                # Try the last known owner: it may still be right, and its error says more than this one.
                 if node is None:
                     raise
             node = self.known_owner(key)
@@ -157,17 +157,16 @@ class Cluster(NodeConnections):
 
     def _redirected(self, node: Node, redirect: exceptions.AskError) -> Node:
         if isinstance(redirect, exceptions.MovedError):
-            # Other slots may have moved as well, so the next call about any key there asks the cluster. If the new
-            # owner of this slot were noted here, and no other key were in use, nobody would ask.
+            # Let the next call about any key there ask the cluster, because other slots may have moved too.
             self.at(node).is_doubted = True
         # An empty host means the server that has answered.
         return self._reached(redirect.host or node[0], redirect.port)
 
     def _learn(self, until: float) -> None:
-        """Ask one server after the other who has which slot, until one knows; those that are silent, last.
+        """Ask the servers in turn for the owners of all slots until one answers; doubted servers come last.
 
         Raises:
-            RedisError: None does.
+            RedisError: No server has answered.
         """
         self._learned_at = clock()
         answers: dict[str, exceptions.RedisError] = {}
@@ -225,6 +224,6 @@ class ClusterStore(Store):
         return Cluster(url, options)
 
     def part_of(self, key: str) -> Part:
-        """The server of *key*; before one is known, the whole cluster."""
+        """The server of *key*, or the whole cluster while no server is known."""
         node = self.servers.known_owner(key)
         return self.servers.part if node is None else self.servers.at(node).part

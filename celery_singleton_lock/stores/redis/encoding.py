@@ -38,19 +38,19 @@ from celery_singleton_lock.stores.redis.answers import accepted, advice_about
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
-# Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
+# Between a task's name and its label, which share a field so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
-# The word in the grant of a holder whose result nobody else can read.
+# In the grant of a holder whose result nobody else can read.
 _NO_RESULT = "no-result"
-# The word in the grant of a run that goes on although its call has ended.
+# In the grant of a run that goes on although its call has ended.
 _ENDED = "ended"
-# A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
+# Leases in one script, which blocks the server for about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 STOPPED_SHORT = 8
-"""What release.lua adds to its answer if some who wait are still to be called."""
+"""Added to the answer of release.lua if more waiters have to be called."""
 NOBODY = "~"
 """A token that nobody has: its release only calls those whose turn it is."""
-# Errors of a script that say something about the key, and not about us.
+# Errors of a script that come from the data in a key.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "
 
@@ -73,11 +73,11 @@ class Script:
 
     @cached_property
     def sharded(self) -> "Script":
-        """The same for a cluster, where waiters listen at the server that has the key."""
+        """The script for a cluster, where a waiter listens at the server that has the key."""
         return Script(self._verb, "SPUBLISH")
 
     def arguments(self, **values: str) -> list[str]:
-        """The values by the names of the arguments, in their order; without empty ones at the end, which cost time."""
+        """The arguments in their order. Empty ones at the end are left out, because each costs time."""
         arguments = [values.pop(name, "") for name in self._names]
         if values:
             raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values)}")
@@ -114,13 +114,13 @@ def acquire_arguments(claim: Claim) -> list[str]:
 
 
 def look_arguments(claim: Claim) -> list[str]:
-    """The arguments of acquire.lua to see whether a message has to come, without taking anything."""
+    """The arguments of acquire.lua for a message that waits, and asks whether its turn has come."""
     token, grant, words, *others = acquire_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
     return [token, grant, f"looks {words}", *others]
 
 
 def _words_of(claim: Claim) -> str:
-    """The fields of a claim that the arguments of acquire.lua have no place of their own for, if they say anything."""
+    """The fields of a claim that are no arguments of acquire.lua, if they are set."""
     words = f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -139,7 +139,7 @@ def _words_of(claim: Claim) -> str:
 
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
-    """What the mark of a queued call says beside its end and its task id."""
+    """The mark of a queued call, without its end and its task id."""
     if published or due_for:
         return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{published},{milliseconds(due_for)}"
     return f"{label}{_SEPARATOR}{queue}" if queue else label
@@ -155,8 +155,8 @@ def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[st
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Keys and arguments of renew.lua, in parts of so many claims."""
-    # Claims with one ttl are already in a row, unless tasks with different ttls are due at once.
+    """Keys and arguments of renew.lua for at most *most* claims each."""
+    # Claims with one ttl are mostly neighbours already, so they are not sorted.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         group = list(alike)
         for start in range(0, len(group), most):
@@ -168,7 +168,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     facts = claim.facts
     is_due = ending is not None and ending.is_due
     if place == 1 and not claim.min_hold and not is_due:
-        # If nothing is known but this holder, the hash has so many fields.
+        # The fields of a hash that has nothing but this holder.
         words = "size=7 place=1" if facts.task_name or facts.label else "size=6 place=1"
     else:
         words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
@@ -179,7 +179,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
-    """What acquire.lua says."""
+    """The verdict in a reply of acquire.lua."""
     if isinstance(reply, int):
         return Grant(1, reply, reply / 1_000_000, sent_at)
     match reply:
@@ -191,11 +191,11 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
 
 
 def place_in(reply: Sequence[Any]) -> Place:
-    """The place in a reply of acquire.lua to one that looks."""
+    """The place in a reply of acquire.lua to `look_arguments`."""
     match reply:
         case ["looked", now, comes, ahead, free_in]:
             return Place(now, bool(comes), ahead, free_in / 1_000_000)
-    # It is done, or has a place: its run sees to it.
+    # The message's run has ended or has its place: let the message come, and its run handles that.
     return Place(reply[1], comes=True, ahead=0, free_in=0.0)
 
 
@@ -208,10 +208,10 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
-    """The holders in a reply; the lease that ends first, first."""
+    """The holders in a reply, sorted by the end of their leases."""
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
     holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
-    # If they hold nothing yet, keep the order of the reply, which is the order of their turns.
+    # Calls without a place are in the order of their turns.
     return sorted(holders, key=lambda holder: holder.expires_in) if rows and rows[0] else holders
 
 
@@ -223,7 +223,7 @@ def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None)
 def _holder(
     key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
-    # Without a place, it is a call that goes before, described as the holder that it will be.
+    # A row without a place is a call that goes before. The publication is all that is known of its grant.
     task_name, label = _name_and_label_in(name)
     facts = _numbers_in(grant, 6) if place else [now, -now, 0, 0, 0, int(grant or 0)]
     since, ahead, ttl, pid, attempt, published = facts
@@ -235,7 +235,7 @@ def _holder(
         acquired_at=datetime.fromtimestamp(since / 1_000_000, UTC),
         expires_in=(int(deadline) - now) / 1_000_000,
         task_id=task_id or None,
-        # The name is not stored if it is the name of the lock.
+        # A task's name that is the name of the lock is not stored.
         task_name=task_name or (lock_name_of(key) if place and task_id else None),
         hostname=hostname or None,
         pid=pid or None,
@@ -254,11 +254,11 @@ def slot_in(entry: str, value: str) -> Slot:
     return Slot(entry, *_numbers_in(value, 3))
 
 
-# A later version may write more behind what this one knows, and an earlier one less.
+# A field may have more values than are known here, from a later release, or fewer, from an earlier one.
 
 
 def _numbers_in(value: str, known: int) -> list[int]:
-    """So many of the numbers in *value*; 0 for each that is not there."""
+    """The first numbers in *value*, as many as are *known*; 0 for each that is missing."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
@@ -269,7 +269,7 @@ def _name_and_label_in(value: str) -> tuple[str, str]:
 
 
 def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
-    """Those of the keys that are not UTF-8, so no script is asked about them; their bytes are escaped."""
+    """A `problem` for each key that is not UTF-8, with its bytes escaped: requests are sent in UTF-8."""
     states = {}
     for key in keys:
         name = key.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -281,7 +281,7 @@ def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
 def states_in(
     calls: Sequence[tuple[Sequence[str], Any]], replies: list[Any], *, tolerant: bool
 ) -> dict[str, LockState]:
-    """What survey.lua says of each key; if *tolerant*, an error about a single key is its `problem`."""
+    """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
     for reply in replies if tolerant else accepted(replies):
         if isinstance(reply, exceptions.RedisError):
             text = str(reply)
@@ -295,7 +295,7 @@ def _state_in(key: str, reply: Any) -> LockState:
     if isinstance(reply, exceptions.RedisError):
         return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
     try:
-        # Bytes that are no UTF-8 would come this far.
+        # Refuse bytes that are no UTF-8: they fail only where they are printed.
         json.dumps(reply, ensure_ascii=False).encode()
         return _survey_in(key, *reply)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:
@@ -309,7 +309,7 @@ def _survey_in(
         return (int(until) - now) / 1_000_000
 
     holders = tuple(holders_in(key, now, rows))
-    # The name of a successor's task is not stored if it is the name of the lock.
+    # A task's name that is the name of the lock is not stored.
     names = {"next": lock_name_of(key)}
     left = tuple(
         LeftMark(
@@ -326,7 +326,7 @@ def _survey_in(
 
 
 def milliseconds(seconds: float) -> str:
-    """*seconds* as the scripts take them; text, because no signal may interrupt a parser in C at a number."""
+    """*seconds* as scripts take them: as text, because a signal may interrupt the packer in C at a number."""
     return str(round(seconds * 1000))
 
 

@@ -1,4 +1,4 @@
-"""Seeing and breaking the locks of others, in Redis or Valkey."""
+"""Listing, testing and breaking locks, for operators."""
 
 import re
 import time
@@ -24,27 +24,26 @@ from celery_singleton_lock.stores.redis.encoding import (
 )
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-# A fraction of a millisecond of the server's time, so nobody else has to wait long for it.
+# Keys a SCAN looks at: the server is blocked for a fraction of a millisecond.
 _KEYS_PER_STEP = "250"
-# Seconds after which the rest of a broken-off trial expires.
+# Seconds after which the locks of a self-test that was cut off expire.
 _TRIAL_TTL = 1.0
-# Tries to find a key at each master of a cluster; one that has hardly a slot is not found.
+# Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-# So many slots are looked at that one server of a cluster does not have all of them by luck.
+# Slots that are tried: too many for one of several servers to have them all by chance.
 _OTHER_SLOTS = 20
 TRIAL = "trial-"
-"""Begins the digest of a key on which somebody tries to lock: it is no lock, so no list shows it."""
+"""Begins the digest of a self-test's key, which no list shows."""
 
-# Another program may have a key of such a name.
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
 class Inventory:
-    """What only operators, checks and metrics ask a store.
+    """Questions that only operators, checks and metrics ask a store.
 
-    Each question raises `StoreError` if it is not answered in time.
+    Each raises `StoreError` if there is no answer in time.
     """
 
     def __init__(self, store: Store) -> None:
@@ -52,9 +51,10 @@ class Inventory:
         self._servers = store.servers
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each key like that of a lock that begins with *start*, once; found in small steps, so it may miss a new one.
+        """Each key of a lock that begins with *start*, once.
 
-        Of several servers, all are asked before the error of one is raised.
+        The keys are found in small steps, so one that is made in between may be missed. If one server of several fails,
+        the others are listed before its error is raised.
         """
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
@@ -69,7 +69,7 @@ class Inventory:
                     seen |= fresh
                     yield from fresh
             except StoreError as error:
-                # The address of a cluster does not say which of its servers it is.
+                # Name the server: the error of a cluster may have only the cluster's address.
                 is_told = server.address == error.store or server.address in error.problem
                 where = "" if is_told else f" ({server.address})"
                 problem = problem or type(error)(f"{error.store}{where}", *error.args[1:])
@@ -77,13 +77,13 @@ class Inventory:
             raise problem
 
     def latency(self, bound: float) -> tuple[float, float]:
-        """Seconds until an answer, and seconds by which the store's clock is ahead of this machine's.
+        """Seconds of a round trip, and seconds by which the store's clock is ahead of this machine's.
 
-        Of several servers, the worst answers count.
+        These are the worst values of all servers.
         """
         found = []
         for server in self._masters(bound):
-            # The first one opens a connection.
+            # The first request opens a connection, which the second does not pay for.
             self._store.call("TIME", bound=bound, servers=server)
             sent_at = clock()
             answer = self._store.call("TIME", bound=bound, servers=server)
@@ -94,7 +94,7 @@ class Inventory:
         return max(round_trips), max(ahead, key=abs)
 
     def about_servers(self, bound: float) -> dict[str, dict[str, str]]:
-        """Each server's own report about itself, by its address."""
+        """The INFO of each server, by its address."""
         said = {}
         for server in self._masters(bound):
             lines = self._store.call("INFO", bound=bound, servers=server).splitlines()
@@ -102,28 +102,27 @@ class Inventory:
         return said
 
     def databases(self, bound: float) -> set[tuple[str, str]]:
-        """The servers, by their own names for themselves, each with the number of the database."""
+        """The run id of each server, with the number of the database."""
         number = self._store.address.rpartition("/")[2]
         return {(report["run_id"], number) for report in self.about_servers(bound).values()}
 
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[list[Holder], list[str]]:
-        """Ask the holders with these tokens to end; they hear of it, and of who asked, at their next renewal.
+        """Ask the holders with these tokens to end. They hear of it, and *by* whom, at their next renewal.
 
-        With *marks*, cool-downs and marks end; *force* frees the places now, though bodies may go on in them. Returns
-        those who were asked, or whose places were freed, and the marks that were in force and are gone.
+        *marks* ends cool-downs and marks as well. *force* frees the places at once, although their bodies may still
+        run. Returns the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
         now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
-        # It is done even if nobody can be woken.
+        # Wake those whose turn it is. The break is done even if this fails.
         with suppress(StoreError):
             self._store.call_next(key)
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
-        """All numbers, by field."""
-        # Another program may have written others.
+        """The fields of *key* that are whole numbers; another program may have written others."""
         found = self._store.fields(key).items()
         return {field: int(value) for field, value in found if _NUMBER.fullmatch(value)}
 
@@ -132,9 +131,9 @@ class Inventory:
         return microseconds(self._store.call("TIME"))
 
     def self_test(self, key: str, bound: float) -> None:
-        """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing.
+        """Acquire, renew and release *key*, which nobody else may use, and wake a waiter by the release.
 
-        In a cluster this is done at each master, on keys like that one.
+        Nothing is left. In a cluster each master is tested, on keys like that one.
         """
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
@@ -148,14 +147,14 @@ class Inventory:
                 self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
-        # One in another slot as well, because leases are renewed together.
+        # The second key is in another slot: leases are renewed together, which a cluster behind a plain URL refuses.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
         asks = [([each.key], acquire_arguments(each)) for each in (*holders, waiter)]
         releases = [([each.key], release_arguments(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # The part of the store names the server of this key in its error.
+            # Asked by the key's own part, so the error names its server.
             self._store.part_of(key).persist(partial(self._try_commands, key), until - clock())
             accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
             _, renewed = self._store.renew_once(holders, until)
@@ -171,7 +170,7 @@ class Inventory:
         accepted(self._servers.ask(key, self._commands_on(key), until))
 
     def _commands_on(self, key: str) -> list[Command]:
-        """Each command that scripts and clients need, by itself: an error of a script does not name a missing right."""
+        """Each command that scripts and clients need: the error of a script would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
@@ -179,19 +178,19 @@ class Inventory:
         others = [("TIME",), ("EVAL", "return 1", "0")]
         others += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
         if self._store.has_parts:
-            # It is used only while slots move, and then it is too late to find out that this right is missing.
+            # ASKING is needed only while slots move, when it is too late to learn that the right is missing.
             return [*others, *named, ("ASKING",)]
-        # A server that answers for all of these keys is not one of several in a cluster.
+        # A server that answers for keys of many slots is no part of a cluster.
         return [*others, *named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
         if not self._store.has_parts:
-            # Nothing is asked here, so this is no answer of the server.
+            # `persist` would count an answer of the server, and nothing has been asked.
             return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters
 
 
 def _keys_like(key: str, many: int) -> Iterator[str]:
-    """So many other keys, each of which is most likely in a slot of its own."""
+    """Other keys, most likely each in a slot of its own."""
     return (f"{key.removesuffix('}')}{number}}}" for number in range(many))

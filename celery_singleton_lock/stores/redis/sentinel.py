@@ -1,4 +1,4 @@
-"""The server that Sentinel calls the master, for as long as it is."""
+"""Connections to whichever server Sentinel calls the master."""
 
 import _thread
 import logging
@@ -24,16 +24,17 @@ _WHERE = (
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NUMBERS = ("port", "config-epoch", "num-other-sentinels")
 _NO = (None, False, "", "0", "no", "false", "False")
-# Seconds for each sentinel, of which one is asked after the other.
+# Seconds for each sentinel. They are asked in turn.
 _PATIENCE = 0.5
-# A former master may take writes for ten seconds, until Sentinel tells it: nothing breaks the connections to it.
+# Seconds between two looks for another master. Sentinel demotes a former master only after ten seconds, and until then
+# writes to it seem to work and are lost.
 _LOOK_AGAIN = 1.0
 
 Address = tuple[str, int]
 
 
 class AllSentinels(Sentinel):
-    """Believes the sentinel that knows of the last failover. redis-py takes the first answer."""
+    """Believes the sentinel that knows the last failover; redis-py believes the first that answers."""
 
     known: Address | None = None
 
@@ -48,7 +49,7 @@ class AllSentinels(Sentinel):
         answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
+                # In two words: redis-py 6.3 to 7.0 cannot read the answer to the command of one name.
                 state = _state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
             except exceptions.RedisError as error:
                 answers[where(host)] = error
@@ -63,7 +64,7 @@ class AllSentinels(Sentinel):
                 answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
 
         def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
-            # The one that fails over names the former master until it is done; the others hear of the new one before.
+            # The sentinel that leads a failover is the last to name the new master.
             is_over = "failover_in_progress" not in state["flags"]
             return state["config-epoch"], self.check_master_state(state, service_name), is_over
 
@@ -76,13 +77,13 @@ class AllSentinels(Sentinel):
             return self.known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self.known is not None:
-            # Nobody says that it is another one by now. If it is, it tells so.
+            # All sentinels are silent, so stay with the known master. If it was demoted, it refuses writes.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
 def _state_in(reply: Any) -> dict[str, Any]:
-    """What a sentinel says of the master, in redis-py's names."""
+    """The state of the master that a sentinel has reported, in redis-py's names."""
     try:
         state = dict(zip(reply[::2], reply[1::2], strict=True))
         flags = state["flags"].split(",")
@@ -93,7 +94,7 @@ def _state_in(reply: Any) -> dict[str, Any]:
 
 
 class SentinelConnections(Connections):
-    """Connections to the master. Another one may take over while those to this one are open."""
+    """Connections to the master, which may be replaced while they are open."""
 
     pool: SentinelConnectionPool
 
@@ -110,7 +111,7 @@ class SentinelConnections(Connections):
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
         sentinels = self._of(hosts, rest)
-        # An option of redis-py's client; a connection has a class of its own instead.
+        # `ssl` is an option of redis-py's client. In a pool, TLS is another class of connections.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
@@ -136,10 +137,10 @@ class SentinelConnections(Connections):
             ) from error
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
-        """The same, and now and then have somebody look for another master."""
+        """Ask as `Connections` does. Once a second, a thread also looks for another master."""
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
-            # There are no threads any more at the end of a process.
+            # At the end of the interpreter no thread can start.
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
         return super().ask(key, commands, until)
@@ -156,7 +157,7 @@ class SentinelConnections(Connections):
 
 
 def advise(error: exceptions.RedisError) -> str | None:
-    """The setting to change if a sentinel has said so; None if the error may pass without a change."""
+    """The setting that would prevent the *error* of a sentinel; None if the error may pass without a change."""
     if isinstance(error, NotUsable):
         return error.advice
     text = str(error)

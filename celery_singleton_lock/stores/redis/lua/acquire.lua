@@ -1,36 +1,34 @@
--- Take a place at the lock, or a turn in its queue, or say who holds it.
+-- Take a place at the lock, or a turn in its line, or say who holds it.
 --
--- The lock is one hash; parts/{lock,marks,successor,queue}.lua say what is in it. Times are microseconds by this
--- server's clock. A free place belongs to the waiter whose turn it is, then to the successor. To ask again with the same
--- token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
+-- The lock is one hash, which parts/{lock,marks,successor,queue}.lua describe. Times are microseconds by this server's
+-- clock. A free place belongs to the waiter whose turn it is, then to the successor. A caller whose reply was lost may ask
+-- again: the same token renews its grant, or keeps its turn.
 --
 -- KEYS[1]  lock key
--- @argument token     fresh for each execution
--- @argument grant     ttl in milliseconds, pid, attempt and publication, and then words: the end of a grant, parts/lock.lua
--- @argument words     fields of a `Claim`, durations in milliseconds; `message` if this may be a later delivery of that one;
---                     `looks` if nothing is to be taken, and the message asks only whether it has to come
--- @argument task_id   or an empty text
--- @argument hostname  or an empty text
--- @argument named     task's name where the lock has another name, or an empty text; and then '\31' and a label if it has
---                     one; left out if there is neither
+-- @argument token     fresh for each execution.
+-- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the end of a grant in parts/lock.lua.
+-- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
+--                     `looks`: the message takes nothing, and only asks whether it has to come.
+-- @argument task_id   empty for a `Lock`.
+-- @argument hostname  empty if unknown.
+-- @argument named     the task's name if the lock has another one, then '\31' and the label if there is one.
 --
--- Returns  fence                                   granted place 1 of a lock of which nothing was known
---          {'granted', now, place, fence, since, died}  granted; task id, hostname and task name of the holder that died
---          {'done', now, attempt, outcome}         a run of this message has ended
---          {'looked', now, comes, ahead, free_in}  to one that looks: 1 if its message has to come; how many turns are
---                                                  before it, or 0 if the first was called; after how many microseconds a
---                                                  place is free if nobody renews
---          {'walked', now}                         past 200 turns that nobody listens for, and not to the last: ask again
---          {'held', now, next, holders, rank, ahead, free_in}  `refused` of parts/lock.lua: a few holders, or else those
---                                                  that go before, seven values each
---          {'twin', now, '', holders}              another delivery of this message holds it, or waits
+-- Returns  fence, granted place 1 of a lock of which nothing was known.
+--          {'granted', now, place, fence, since, died}  Task id, hostname and task name of the holder that died there.
+--          {'done', now, attempt, outcome}              A run of this message has ended.
+--          {'looked', now, comes, ahead, free_in}       1 if the message has to come. How many turns are before its own, 0
+--                                                       if the first was called. Microseconds until a place is free if
+--                                                       nobody renews.
+--          {'walked', now}                              Nobody listens for the next 200 turns: ask again, for more follow.
+--          {'held', now, next, holders, ...}            `refused` of parts/lock.lua: a few holders, or calls that go before.
+--          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
 
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
 if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   local fence = format('%d', now)
-  -- One write before all others, so that a server out of memory refuses it as a whole.
+  -- One write first, so that a server out of memory refuses all of the grant.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
     '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
@@ -41,7 +39,7 @@ if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
 elseif size == 6 and words == 'limit=1' then
-  -- The fields come in the order of that write, unless something else was written since.
+  -- The fields have the order of the write above, unless something else was written since.
   local known = call('HGETALL', key)
   local holder = known[2]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
@@ -56,7 +54,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
+local PATIENCE = 30000000 -- a free place is kept for the successor for so long
 
 ttl = tonumber(ttl)
 local words = words_in(words)
@@ -84,9 +82,9 @@ local function looked(comes, ahead, free_at)
   return {'looked', now, comes and 1 or 0, ahead, math.max(0, free_at - now)}
 end
 
--- 1. Is it done, or does another delivery of the message live? One message, one body. But the cool-down of an earlier
--- attempt does not keep a later one out, which takes its place.
--- Each call looks for the marker of an ended run, because some brokers do not say of a copy that it is one.
+-- 1. Has another delivery of this message run, or does it run? One message has one body. A later attempt takes over the
+-- place in which an earlier one has left a cool-down.
+-- Every call reads the marker of its message, because some brokers do not flag a redelivery.
 local message = words.message or published ~= '0' and published
 if message then
   local past, outcome, at = read_marker(key, 'done:' .. task_id .. ':' .. message)
@@ -153,26 +151,25 @@ elseif newer then
   return refused(newer.task_id, #holders > 0 and holders or described_turns({newer}))
 end
 
--- 4. Who goes before? The caller is kept out if that are at least as many calls as there are free places.
+-- 4. Who goes before? The caller is kept out if at least as many calls go before it as places are free.
 local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if each.token and places_of(each.token) > 1 then
-    -- It waits for all places, so each that becomes free is its own.
+    -- A waiter for the whole lock needs every place that becomes free.
     free = math.min(free, #before)
   end
   if free > 0 then
-    -- A turn stays called, or on its way, for no longer than this.
+    -- A called turn, or one on its way, keeps its place no longer than this.
     local bound = each.state == CALLED and TIME_TO_COME or ON_ITS_WAY
     soonest = math.min(soonest, each.since and each.state ~= WAITING and each.since + bound or each.deadline)
   end
   return #before >= free and 'enough'
 end
 
--- A run that is here goes before a message that may come: a caller that would occupy its slot meanwhile yields to no
--- message. A queued call does not wait for a later successor, because the successor heeds its mark, and they must not
--- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
--- come faster than the successor asks again.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call does not wait
+-- for a later successor: the successor heeds the queued mark, and both would wait for each other. A call does not wait for a
+-- successor that ends in its favour: if such calls come faster than the successor asks again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
 local has_turn = is_here or ticket
 if its_relation == 'stranger' and not is_queued and not has_turn then
@@ -181,8 +178,8 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Those who go before are called, because their holder may have died, and they with it. A turn that is unheard keeps its
--- place from newcomers, if they can wait, for as long as its message may be on its way; nobody else waits for it.
+-- Call the turns that go before: a holder that died has called nobody. An unheard turn still goes before newcomers that can
+-- wait, for as long as its message may be on its way. Nobody else waits for an unheard turn.
 local mine = {rank = math.min(tonumber(words.rank or 0), now), published = this_call.published, token = own_turn}
 local is_newcomer = not ticket and mine.rank == 0
 local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
@@ -190,7 +187,7 @@ local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
   local front, unheard, stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
     if turn.is_message and is_queued then
-      -- That message waits for this call, whose mark it heeds.
+      -- That message heeds the mark of this call, so both would wait for each other.
       return
     elseif not (ticket or is_newcomer) and goes_before(mine, turn) then
       return 'enough'
@@ -210,11 +207,11 @@ if line and free > #before and behind >= from then
   end
 end
 
--- Its turn as it is by now; no walk from here on visits it.
+-- Its turn after the walks, which may have changed it.
 local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
--- How many turns are before it: 0 if the first was called, because somebody has to find soon if that does not come.
+-- How many turns are before the caller's. 0 if the first was called: somebody has to notice soon if that one does not come.
 local function ahead_of(own_ticket)
   local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
   return own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front or 0
@@ -227,7 +224,7 @@ if looks then
     successor.deadline = now + PATIENCE
     set_successor(key, successor)
     if policy == 'replace' then
-      -- Its message is safe in the broker now.
+      -- The successor's message is in the broker, so it cannot be lost.
       ask_oldest_to_stop(key, places, task_id)
     end
   end
@@ -263,7 +260,7 @@ if free > #before then
   if place > highest then
     redis.call('HSET', key, 'places', place)
   end
-  -- What the caller has left while it held nothing ends with its grant; but older calls whose place it took may still come.
+  -- Marks of the caller end with its grant. Older calls whose place it has taken may still come, so they are remembered.
   local older_until = policy and is_queued and its_relation ~= 'stranger' and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
@@ -274,7 +271,7 @@ if free > #before then
     else
       redis.call('HDEL', key, 'next')
     end
-    -- This may be another place than that of the holder that was asked to stop.
+    -- The holder that was asked to stop may have another place, so it need not stop any more.
     let_holders_stay(key, places)
   end
   if task_id_of(known[6]) == task_id then
@@ -294,18 +291,17 @@ if free > #before then
   return granted(place, fence, now, died)
 end
 
--- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
+-- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends early.
 local queued_until = words.queued_for and now + words.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
   redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(known[6], ' .*$'))
   expire_after(key, queued_until - now)
 end
 
--- 6. Which call runs next? With `replace`, a run that was published later keeps its lock, and the older call ends in its
--- favour. With `rerun`, such a run tells that the call was superseded only if the call has come again and no successor is
--- coming: a call that asks for the first time waits for the run, and a coming successor is known by its own field. A
--- `rerun` does not displace a successor of another task, because there is one place for a successor; it asks again later.
--- A run is asked to stop only once its successor has been requeued: until then the successor's message could be lost.
+-- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. A `rerun` call does so only if
+-- it has come again: a first request just waits for the run. And only while no successor is coming: otherwise `next`
+-- tells which call is the newest. A `rerun` does not displace the successor of another task: there is one `next`, and
+-- the call asks again. A holder is asked to stop only once its successor was requeued: before, that message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
@@ -317,7 +313,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   this_call.supersedes = remembers and now + words.supersedes_for * 1000 or its_relation == 'mine' and successor.supersedes or 0
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if its_relation ~= 'mine' then
-    -- It ends in favour of this call.
+    -- The former successor ends in favour of this call.
     call_successor(key, successor)
   end
   set_successor(key, this_call)
@@ -329,7 +325,7 @@ end
 local holders = described(key, places, A_FEW)
 local rows = #holders > 0 and holders or described_turns(before)
 
--- 7. Does it have a turn: in its process, or of its message while that is in the broker?
+-- 7. Does the caller get a turn, in its process or for its message in the broker?
 if not words.turn_for then
   return refused(next_one or '', rows)
 end

@@ -1,14 +1,14 @@
 -- Ask holders of a lock to end, and drop the marks that keep others out.
 --
--- A holder hears of it at its next renewal, and releases; `force` does not wait for that. Marks and cool-downs end at
--- once, because no body runs under them. Waiters keep their turns, and release.lua has to wake them.
+-- A holder hears of the request at its next renewal, and then releases; `force` does not wait for that. Marks and
+-- cool-downs end at once, because no body runs under them. Waiters keep their turns; release.lua has to wake them.
 --
 -- KEYS[1]  lock key
--- @argument by     who asks
--- @argument words  `force` frees the places at once, though their holders may go on; `marks` drops marks and cool-downs
--- and then the tokens of the holders
+-- @argument by     the person who asks.
+-- @argument words  `force`: free the places at once, although bodies may still run. `marks`: drop marks and cool-downs.
+-- The tokens of the holders follow.
 --
--- Returns  {now, dropped, holders}  the marks that were in force; the holders that were asked, seven values each
+-- Returns  {now, dropped, holders}  the marks that have ended; the holders that were found, seven values each
 
 -- @include time
 -- @include lock
@@ -21,7 +21,7 @@ for i = 3, #ARGV do
   meant[ARGV[i]] = true
 end
 
--- Does nothing, but a server out of memory refuses HSET if the script has written nothing before.
+-- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
 redis.call('HDEL', key, '')
 for _, each in ipairs(read_places(key, tonumber(known[1] or 1))) do
   if each.alive and meant[each.token] then

@@ -1,17 +1,17 @@
 -- Claim the due slot of a beat entry, note that it was sent, or forget the entry.
 --
--- The slots are one hash: <entry> -> due and fence of the slot that was claimed last, and the time when the entry was
--- last sent, or began. The leader itself has one as well: '\31' <hostname>:<pid> -> when it was seen, its fence, the same.
--- A slot that was claimed and not sent may be claimed again, by the heir of a leader that died in between.
+-- The slots are one hash. The field of an entry has the due time and the fence of the slot that was claimed last, and when
+-- the entry was last sent, or began. The field '\31' <hostname>:<pid> is the leader's own: when it was seen, its fence, and
+-- that time again. The heir of a leader that died before it sent a claimed slot may claim the slot again.
 --
 -- KEYS[1]  hash of the slots
--- @argument entry  its name
--- @argument due    when it was due, in microseconds
--- @argument fence  of the caller's lease
--- @argument sent   when it was sent, in microseconds, or 0 to claim it, or -1 to forget the entry
--- @argument lasts  milliseconds for which to remember it
+-- @argument entry
+-- @argument due    microseconds.
+-- @argument fence  the fence of the caller's lease.
+-- @argument sent   microseconds, 0 to claim the slot, or -1 to forget the entry.
+-- @argument lasts  milliseconds for which the slot is remembered.
 --
--- Returns  1 claimed, noted or forgotten | 0 it was sent already, or a later leader has come
+-- Returns  1 claimed, noted or forgotten | 0 the slot was sent already, or a later leader has come
 
 local known = redis.call('HGET', KEYS[1], entry)
 local last_sent = '0'

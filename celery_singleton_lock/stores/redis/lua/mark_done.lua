@@ -1,12 +1,12 @@
--- Note that a run of a message has ended, for later deliveries of it.
+-- Note that a run of a message has ended, for later deliveries of the message.
 --
 -- KEYS[1]  lock key
--- @argument marker   of the message
+-- @argument marker
 -- @argument attempt
 -- @argument outcome
--- @argument lasts    milliseconds for which the marker is kept
+-- @argument lasts    milliseconds for which the marker is kept.
 --
--- Returns  1 noted, or more is known already
+-- Returns  1
 
 -- @include time
 -- @include lock

@@ -1,25 +1,25 @@
--- Mark a call as the one that is queued, or say which call is queued, or runs, in its place.
+-- Mark a call as queued, or name the call that is in its way.
 --
 -- KEYS[1]  lock key
 -- @argument task_id
--- @argument lasts     milliseconds after which the mark ends if the call never comes
--- @argument cooldown  milliseconds for which nothing else is published
--- @argument words     `limit`: if at least so many runs hold the key, they are in the way as well; or 0 for never. `sent`: a
---                     `PublishMode`. `newest`: it takes the place of a call that was published before it. `due_in`
---                     milliseconds it is due, or `within` such of the first of those whose place it takes, if that is sooner
--- @argument about     the rest of its mark: see parts/marks.lua; left out if there is none
+-- @argument lasts     milliseconds until the mark ends if the call never comes.
+-- @argument cooldown  milliseconds for which no other call is published.
+-- @argument words     `limit`: unless 0, runs are in the way if at least so many hold the key. `sent`: a `PublishMode`.
+--                     `newest`: the call takes the place of one that was published before. `due_in`: milliseconds until the
+--                     call is due, at most `within` milliseconds after the first call whose place was taken.
+-- @argument about     the rest of the mark, see parts/marks.lua.
 --
--- Returns  1                     queued: publish it
---          {'sooner', by}        queued: publish it, due so many microseconds sooner
---          {'held', now, '', holders}  the call that is queued, else one that runs, else the one of the cool-down
+-- Returns  1                           publish the call.
+--          {'sooner', by}              Publish the call, due earlier by so many microseconds.
+--          {'held', now, '', holders}  In the way is the queued call, else a run, else the call of the cool-down.
 
 -- @include time
--- The usual mark: the call is the first of its key, so nothing can be in its way.
+-- The usual mark: the call is the first of its key.
 local key = KEYS[1]
 local labelled = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. labelled
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
--- Every lock has an expiry, so a hash without one is new: this mark has just made it.
+-- Every lock has an expiry, so a hash without one was made by this mark.
 local is_first = is_marked and call('PEXPIRE', key, lasts, 'NX') == 1
 if is_first and cooldown == '0' then
   return 1
@@ -52,7 +52,7 @@ if queued and queued.task_id ~= task_id then
     older_until = math.max(queued.deadline, older_until)
     first = first > 0 and first or queued.published
     if cooling and cooling.task_id == queued.task_id then
-      cooling = nil -- the cool-down begins anew
+      cooling = nil -- a new cool-down begins
     end
   elseif words.sent ~= 'over' then
     return refuse(described_turns({queued}))
@@ -72,7 +72,7 @@ end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
 elseif cooling and cooling.task_id ~= task_id and not words.sent then
-  cooling.token = '~' -- as in a place that a cool-down keeps
+  cooling.token = '~' -- described as a place in a cool-down
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooling}))
 end
 local sooner = 0
@@ -82,7 +82,7 @@ if words.newest and older_until > 0 then
     sooner = math.max(0, now + words.due_in * 1000 - math.max(now, first + words.within * 1000))
   end
 end
--- A mark that `expires` ends does so at a moment of its own.
+-- A mark with `due_for` ends when the call expires, however much sooner the call is due.
 set_mark(key, 'queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
 if cooldown ~= '0' and not (cooling and cooling.task_id ~= task_id) then
   set_mark(key, 'cooldown', cooldown, task_id)

@@ -1,16 +1,16 @@
--- Give back a place, or a turn in the line; then call those whose turn it is.
+-- Give back a place, or a turn in the line, and call those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   given to acquire.lua
--- @argument words   `size`, the fields of a hash that has nothing but this holder; `place`, if it is known; `min_hold`,
---                   milliseconds for which it stays taken, counted from when it was given; and of a run that has ended for
---                   good: `attempt`, the fields of an `Ending`, and the milliseconds for which its marker is `kept`
--- @argument marker  of the message of such a run; otherwise left out
+-- @argument token   the token that was given to acquire.lua.
+-- @argument words   `size`: the number of fields if the hash has nothing but this holder. `place`, if known. `min_hold`:
+--                   milliseconds after its grant for which the place stays taken. If a run has ended for good: its
+--                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
+-- @argument marker  the marker of the message of such a run.
 --
--- Returns  1 released | 0 lost before, the lock is somebody else's | 4 lost before, nobody has it; and 2 more if the marker
---          was left, and 8 more if nobody listens for the next 200 turns, so that the others have to be called
+-- Returns  1 released | 0 lost before, another caller has the lock | 4 lost before, nobody has the lock. 2 more if the marker
+--          was left. 8 more if nobody listens for the next 200 turns, so that more have to be called.
 
--- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
+-- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
 if call('HLEN', key) == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
   return call('DEL', key)
@@ -29,20 +29,20 @@ local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3
 local answer = redis.call('EXISTS', key) == 1 and TAKEN or GONE
 
 local function leave_place(place)
-  -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
+  -- The grant lies in the future if this server's clock was set back: count from now, or the place stays taken longer.
   local free_at = math.min(grant_of(key, place).since, now) + (words.min_hold or 0) * 1000
   if free_at <= now then
     empty_place(key, place, token)
     return false
   end
-  -- The token belongs to nobody, so nobody renews or releases the place.
+  -- Nobody has the new token, so nobody renews or releases the place.
   redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
   expire_after(key, free_at - now)
   return true
 end
 
--- First, because a server out of memory refuses HSET if the script has written nothing before.
+-- First, because a server out of memory refuses HSET as the first write of a script, and allows HDEL.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, ticket, token)
   answer = RELEASED
@@ -67,14 +67,14 @@ elseif highest_left < highest then
   redis.call('HSET', key, 'places', highest_left)
 end
 
--- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
+-- If the place was lost, whether a copy has come was lost with it, so leave the marker.
 if marker and (answer ~= RELEASED or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   sweep_markers(key)
   answer = answer + MARKED
 end
 if line then
-  -- A cool-down has freed no place yet, but the first in line has to hear when it will.
+  -- A cool-down frees no place yet, but the first in line has to learn when it will.
   answer = answer + (call_next(key, line, held, is_kept and 1 or 0) and STOPPED_SHORT or 0)
 end
 call_successor(key, successor_in(known[6]))

@@ -1,24 +1,22 @@
 -- Restart the ttl of each lease, if it is still the caller's.
 --
--- A token is a field of the lock's hash for as long as nobody else has got its place.
--- So the write of its deadline tells whether the token was there.
+-- A token is a field of the lock's hash until another caller gets its place. So HSET of its deadline adds no field, and
+-- answers 0, if the lease is still there.
 --
 -- KEYS[i]    lock key of lease i
 -- ARGV[1]    ttl of all of them, in milliseconds
 -- ARGV[i+1]  token of lease i
 --
--- Returns  for each lease
---          1 renewed | 2 renewed, and asked to stop | 4 the same, but by a person | 0 the lock is somebody else's,
---          or another program has written its key | -1 nobody has it
---          and then the time of this server, in microseconds
+-- Returns  an answer for each lease, and then the time of this server in microseconds. The answers:
+--          1 renewed | 2 renewed, a successor asks the holder to stop | 4 renewed, a person asks the holder to stop
+--          0 lost, another caller has the lock, or another program has written its key | -1 lost, nobody has the lock
 
 -- @include time
 local deadline = format('%.0f', now + ARGV[1] * 1000)
 local expiry = format('%.0f', 2 * ARGV[1])
 local answers = {}
 
--- Does nothing, but a server out of memory allows this write, and it does not allow
--- HSET as the first write of a script.
+-- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
 redis.pcall('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
   local written = redis.pcall('HSET', key, ARGV[i + 1], deadline)
@@ -26,7 +24,7 @@ for i, key in ipairs(KEYS) do
     call('PEXPIRE', key, expiry, 'GT')
     answers[i] = 1
   elseif written ~= 1 then
-    -- A key that is no hash any more ends its own lease. Anything else concerns them all.
+    -- A key that is no hash any more ends only its own lease. Any other error concerns all of them.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end

@@ -1,12 +1,16 @@
--- Tell an operator all that is known of a lock, and change nothing.
+-- Everything that is known of a lock, for operators. Nothing is changed.
 --
 -- KEYS[1]  lock key
 --
--- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
---          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
---          due then, or 0, queue}, empty texts for what is not known; every holder, seven values each; each of the first that
---          wait: {until when it has a turn, task id, token, 1 if it is unheard, its rank's moment}; each holder that a person
---          has asked to end: {its token, who has asked}; why it is another program's hash, or an empty text
+-- Returns  {now, fence, waiters, marks, holders, turns, asked, foreign}, texts and numbers that are unknown are empty
+--   fence    the greatest that was given
+--   waiters  how many wait
+--   marks    of those in force: what the mark is, its end, task id, task name, label, for how many milliseconds before its
+--            end the call is due or 0, and the queue
+--   holders  all of them, seven values each
+--   turns    of the first that wait: the end of the turn, task id, token, 1 if unheard, the moment of its rank
+--   asked    of each holder that a person has asked to end: its token, and who has asked
+--   foreign  why this is another program's hash
 
 -- @include time
 -- @include lock
@@ -35,7 +39,7 @@ end
 add('queued', mark_of(known[5]), '')
 add('next', successor, successor and successor.task_name)
 add('cooldown', mark_of(known[6]), '')
--- In a long line, look at the first tickets only, and at the first of those that are unheard.
+-- Of a long line, only the first tickets from `first` and from `front` are read.
 local function add_turns(from, last)
   local stop = math.min(last, from + LONGEST_WALK - 1)
   for _, value in ipairs(read_numbered(key, 'q', from, stop, '')) do
@@ -50,7 +54,7 @@ end
 
 if line then
   add_turns(line.first, line.front - 1)
-  -- Behind the first tickets each one counts as a turn.
+  -- Tickets that were not read count as turns.
   local stop = add_turns(line.front, line.last)
   waiters = #turns + line.last - stop
 end

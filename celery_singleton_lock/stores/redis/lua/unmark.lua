@@ -1,15 +1,15 @@
--- End the marks of a call that holds nothing: it is no longer queued or next, and its message has no turn.
+-- End the marks and the turn of a call that holds nothing.
 --
 -- KEYS[1]  lock key
 -- @argument task_id
--- @argument words      `ends_cooldown` lets others be published at once; `call_ended` notes that the call has ended, although
---                      its run may hold a place still; `heeds` gives way to another call that is queued;
---                      of a call that begins, and gives way to a newer one only: `succeeds`, `supersedes_for`, `published`
--- @argument task_name  of such a call where the lock has another name; otherwise left out
+-- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
+--                      may still hold a place. `heeds`: a queued call goes before. Or, of a call that begins and gives way
+--                      only to a newer one, fields of its `Claim`: `succeeds`, `supersedes_for`, `published`.
+-- @argument task_name  the task's name if the lock has another one.
 --
--- Returns  1                     ended, if there was anything
---          {'held', now, newer, holders}  the call that is queued; the newer one in whose favour this one ends, or an empty
---                                text
+-- Returns  1                           the marks have ended, if there were any.
+--          {'held', now, newer, holders}  Nothing has changed: `holders` has the queued call, and `newer` is its task id if
+--                                      the call ends in its favour, else an empty text.
 
 -- @include time
 -- @include lock
@@ -56,7 +56,7 @@ end
 if known[8] then
   leave_line(key, known[8], '@' .. task_id)
 end
--- The mark, the turn or the successor may have kept out those that wait.
+-- The mark, the turn or the successor may have kept others out, so call the next.
 local line = line_in(known[5], known[6], known[7])
 if line and (known[8] or was_queued or successor and successor.task_id == task_id) then
   local held = 0

@@ -2,14 +2,14 @@
 local integer, words_in, expire_after, read_numbered, refused
 local read_places, grant_in, grant_of, set_deadline, places_of, is_on_hold, ask_to_stop, let_holders_stay, empty_place
 local described, described_turns, has_ended, note_end
-local A_FEW = 8 -- so many holders, or calls that go before, are in an answer
+local A_FEW = 8 -- holders, or calls that go before, in an answer
 
--- Numbers and moments in the form in which they are written.
+-- A number or a moment as fields and answers have it.
 function integer(number)
   return string.format('%.0f', number)
 end
 
--- The words of an argument, by their names: `name=value`, or a name alone, whose value is an empty text.
+-- The words of an argument by their names: `name=value`, or a name alone, with an empty value.
 function words_in(text)
   local words = {}
   for name, value in string.gmatch(text or '', '([%l_]+)=?(%S*)') do
@@ -27,21 +27,22 @@ function expire_after(key, microseconds)
 end
 
 -- The fields of places and holders:
---   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down, and one that begins
---               with * has the whole lock: it is granted while no place is taken, and then nobody else gets a place
---   <token>     deadline of that holder; under !<token> once it has been asked to stop
---   broken:<token>  who has asked that holder to end, if it was a person; replaced:<token>  the call, if it was a successor
---   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
---               publication; and then words, of which an unknown one means nothing: `no-result` if nobody else can read the
---               holder's result; `ended` once its call has ended, though its run may go on. Together no more than 64 bytes
---               while its call goes on, because a longer value doubles what the hash takes
---   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name, and then '\31' and a label if there is one
---   <place>:c   a copy of its message has come
---   places      the highest place in use, if that is not 1
---   fence       the greatest one that was given
+--   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
+--                       * takes the whole lock: it is granted while no place is taken, and then no other place is.
+--   `<token>`           deadline of that holder, or `!<token>` once the holder was asked to stop.
+--   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that has.
+--   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
+--                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
+--                       holder's result. `ended`: the call has ended, although its run may go on. Up to that, at most 64
+--                       bytes, because a longer value doubles the memory of the hash.
+--   `<place>:i`         task id. `<place>:h` is the hostname.
+--   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
+--   `<place>:c`         a copy of the holder's message has come.
+--   `places`            the highest place in use, if that is not 1.
+--   `fence`             the greatest fence that was given.
 local FACTS = {':', ':i', ':h', ':n', ':c'}
 
-local AT_ONCE = 1000 -- no more fields are read by one command, for Lua's stack is limited
+local AT_ONCE = 1000 -- fields that one command reads, because Lua's stack is limited
 
 local function read_fields(key, names)
   local values = {}
@@ -53,7 +54,7 @@ local function read_fields(key, names)
   return values
 end
 
--- The fields whose names have a number, from `first` to `last`, between `before` and `behind`.
+-- The fields whose names are `before`, a number from `first` to `last`, and `behind`.
 function read_numbered(key, before, first, last, behind)
   local names = {}
   for number = first, last do
@@ -75,13 +76,13 @@ function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
--- Whether a call has ended whose run may hold the place still.
+-- Whether the call of a grant has ended, although its run may still hold the place.
 function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
 
 function note_end(key, highest, task_id)
-  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  redis.call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
   for place, id in ipairs(read_numbered(key, '', 1, highest, ':i')) do
     local grant = id == task_id and redis.call('HGET', key, place .. ':')
     if grant and not has_ended(grant) then
@@ -90,7 +91,7 @@ function note_end(key, highest, task_id)
   end
 end
 
--- Whether a holder was asked to stop does not change here.
+-- A holder that was asked to stop stays so.
 function set_deadline(key, each, deadline)
   redis.call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
@@ -99,14 +100,14 @@ function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
--- How many places the holder with this token takes, or a waiter will take.
+-- The number of places that a token takes.
 local ALL = 1000000 -- more than any limit
 function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
--- All places, in order: {place, token, deadline, alive, asked_to_stop}; the token is nil where the place is empty. A holder
--- is alive until its deadline, whether it was asked to stop or not.
+-- All places in order, as {place, token, deadline, alive, asked_to_stop}. The token of an empty place is nil. A holder is
+-- alive until its deadline, even if it was asked to stop.
 function read_places(key, highest)
   local tokens = read_numbered(key, '', 1, highest, '')
   local names, places = {}, {}
@@ -133,7 +134,7 @@ function ask_to_stop(key, each)
   end
 end
 
--- Take back the successor's request to stop, which holders may not have heard yet; not that of a person.
+-- Take back a successor's request to stop, which the holders may not have heard yet. A person's request stays.
 function let_holders_stay(key, places)
   for _, each in ipairs(places) do
     if each.alive and each.asked_to_stop and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
@@ -151,14 +152,14 @@ function empty_place(key, place, token)
   redis.call('HDEL', key, unpack(names))
 end
 
--- Holders in the form for callers, seven values each: place, token, deadline, grant, task id, hostname, task name.
+-- Holders are told as seven values each: place, token, deadline, grant, task id, hostname, task name.
 local function add_values(holders, values)
   for _, value in ipairs(values) do
     holders[#holders + 1] = value or ''
   end
 end
 
--- A few of the holders, among them the one whose lease ends first.
+-- At most `most` of the holders; the one whose lease ends first is always told.
 function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
@@ -177,7 +178,7 @@ function described(key, places, most)
   return holders
 end
 
--- A few of the calls that go before, described as the holders that they will be; of a grant, they have their publication.
+-- A few of the calls that go before, told as holders without a place. Instead of a grant they have their publication.
 function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do
@@ -187,8 +188,8 @@ function described_turns(turns)
   return holders
 end
 
--- The answer to a caller who gets no place; `successor` is the task id of the call that runs next, or an empty text. One
--- that has a turn gets its rank as well, and what `looked` of acquire.lua has.
+-- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. If
+-- the caller has a turn, `rank` is the moment of its rank; `ahead` and `free_in` are those of `looked` in acquire.lua.
 function refused(successor, holders, rank, ahead, free_in)
   return {'held', now, successor, holders, rank, ahead, free_in}
 end

@@ -1,13 +1,13 @@
--- The marks of calls that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
--- a mark has no effect after that time. Behind a further '\31' it has the queue of the call's message, if the publisher
--- knew that. Behind a third one, where it needs them, it has the publication of the call, or 0, and for how many
--- milliseconds the call is due until that time, or 0; and of a call that has taken the place of others, until when those
--- may come, and the publication of the first of them.
---   queued      the call that is unique in the queue
---   cooldown    the call whose publishing keeps the key in a cool-down
+-- The marks of calls that hold nothing:
+--   `queued`    the call that is unique in the queue.
+--   `cooldown`  the call whose publishing keeps the key in a cool-down.
+-- A mark is `<until> <task id>`, and has no effect after that moment. A '\31' follows before each of: the label; the queue
+-- of the message, if its publisher knew it; and numbers, 0 if unknown. The numbers are the publication of the call; for how
+-- many milliseconds before the end the call is due; until when calls may come whose place the call has taken; and the
+-- publication of the first of those.
 local task_id_of, mark_of, set_mark, read_marker, write_marker, sweep_markers
-local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if none is there by then, its process has died
-local SAMPLE = 10 -- fields that are looked at for markers that are over
+local RESULT_GRACE = 5000000 -- a result that is not stored by then never will be: its process has died
+local SAMPLE = 10 -- fields that are searched for markers that are over
 
 function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
@@ -30,11 +30,11 @@ function set_mark(key, name, milliseconds, task_id)
   expire_after(key, milliseconds * 1000)
 end
 
--- The messages of which a run has ended, for later deliveries of them.
---   done:<task id>:<publication>   `<until> <attempt> <outcome> <when>` of the last of its runs that has ended
---     retried  another attempt follows
---     ended    its result is about to be stored
---     stored   its result is there
+-- The markers of messages whose runs have ended, for later deliveries of these messages. `done:<task id>:<publication>` is
+-- `<until> <attempt> <outcome> <when>` of the last run that has ended. The outcomes:
+--   `retried`  another attempt follows.
+--   `ended`    the result is about to be stored.
+--   `stored`   the result is there.
 function read_marker(key, marker)
   local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
@@ -43,7 +43,7 @@ function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Keep a marker of a later attempt, and the last outcome of this attempt.
+-- Write a marker, unless a later attempt, or a later outcome of this attempt, is known.
 function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then
@@ -53,8 +53,8 @@ function write_marker(key, marker, attempt, outcome, milliseconds)
   end
 end
 
--- A server deletes no single field, so a few fields at random are looked at each time, as Redis itself does with keys.
--- With one sweep for each marker that is written, about a tenth of them is over.
+-- Redis expires no single field, so each script that writes a marker searches a few random fields for markers that are
+-- over. About a tenth of the markers in a hash is then over.
 function sweep_markers(key)
   for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then

@@ -1,7 +1,7 @@
--- The successor: the call that runs next.
---   next   `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
---          moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has begun.
---          Until the second moment, older calls that were the newest before it end in its favour.
+-- The successor, which is the call that runs next.
+--   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
+-- Until the first moment the successor is coming: its message is in the broker, and the next free place is kept for it. That
+-- moment is 0 once its run has begun. Until the second moment, older calls that were the newest before end in its favour.
 local successor_in, set_successor, is_coming, call_successor, relation, newer_call, newer_run, ask_oldest_to_stop
 local delete_if_idle
 
@@ -26,32 +26,31 @@ function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
--- Its message waits in the broker, and the worker that has it listens.
+-- Wake the worker that has the successor's message and listens for it.
 function call_successor(key, successor)
   if is_coming(successor) then
     redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
   end
 end
 
--- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; its policy is nil if
--- it will be no successor. Both are of one kind if they have one policy: `replace`, or `rerun` of one task.
+-- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; the policy of a call
+-- that will be no successor is nil. Both are of one kind if both `replace`, or both are `rerun` of one task. Then:
 --
---   the successor of one kind    published before the call    later
---   is coming                    older_yields                 newer_wins
---   never came                   older_yields                 predecessor
---   has begun, is remembered     predecessor                  newer_wins if the call was the newest before, else predecessor
---   has begun, is forgotten      none                         none
+--   the successor               was published before the call   was published later
+--   is coming                   older_yields                    newer_wins
+--   never came                  older_yields                    predecessor
+--   has begun, is remembered    predecessor                     newer_wins if the call was the newest, or predecessor
+--   has begun, is forgotten     none                            none
 --
---   the successor of another     newer_wins if it is coming, or remembered and the call was the newest before, and the call
---   kind                         replaces and was published earlier; else stranger if it is coming, else none
+-- If the kinds differ, a coming successor is a stranger, and any other none. But a later one wins against `replace` too.
 --
---   mine          the successor is the call
---   newer_wins    the call ends in favour of the successor
---   older_yields  the successor ends in favour of the call
---   predecessor   older calls that ended in favour of the successor end in favour of the call too, or one that comes back
---                 late would run after both
---   stranger      the call waits until the successor has run
---   none          nothing is expected of either
+--   `mine`          the successor is the call.
+--   `newer_wins`    the call ends in favour of the successor.
+--   `older_yields`  the successor ends in favour of the call.
+--   `predecessor`   older calls have ended in favour of the successor. These end in favour of the call too, or a late one
+--                   would run after newer ones.
+--   `stranger`      the call waits until the successor has run.
+--   `none`          no call depends on the successor.
 function relation(call, successor)
   if not successor then
     return 'none'
@@ -73,7 +72,7 @@ function relation(call, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- The newer call in whose favour a call ends: the one that is queued, the one that comes next, or one that has begun.
+-- The newer call in whose favour a call ends: it is queued, comes next, or has begun.
 function newer_call(call, queued, successor)
   if call.policy and queued and queued.task_id ~= call.task_id and queued.published > call.published then
     return queued
@@ -81,7 +80,7 @@ function newer_call(call, queued, successor)
   return relation(call, successor) == 'newer_wins' and successor or nil
 end
 
--- A run that was published after a call that would be the successor. A `Lock` is no call, so no call ends in its favour.
+-- The task id of a run that was published after a call that would be successor. A `Lock` has no task id: no call yields to it.
 function newer_run(key, places, call)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -112,7 +111,7 @@ function ask_oldest_to_stop(key, places, successor_id)
   end
 end
 
--- A lock with nothing in it that still counts is deleted at once.
+-- Delete a lock at once if nothing in it counts any more.
 function delete_if_idle(key)
   local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then

@@ -1,5 +1,5 @@
 -- The time of this server, `now`, in microseconds.
--- Local names, because a lookup of globals at each use costs a twentieth of a script.
+-- Locals: looking globals up at each use costs a twentieth of a script.
 local call, format = redis.call, string.format
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
