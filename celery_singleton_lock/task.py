@@ -1,6 +1,7 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
 import time
+from contextvars import ContextVar
 from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
@@ -64,6 +65,11 @@ else:
 
         abstract = True
         __class_getitem__ = classmethod(GenericAlias)
+
+
+# The task id of the run that has just returned in this context, and that left nothing for `after_return` to do. Asking
+# `self.request` there would cost as much as a counter and the heartbeat together.
+_just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
 class SingletonTask(Lockable, TypedTask[P, R_co]):
@@ -131,8 +137,12 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """Run the body under a lease, or end without it as the options say."""
         try:
             run = self._new_run(args, kwargs)
-            if run is None:
-                return cast(R_co, super().__call__(*args, **kwargs))
+        except BaseException:
+            connect_postrun()
+            raise
+        if run is None:
+            return cast(R_co, super().__call__(*args, **kwargs))
+        try:
             with run:
                 answer = admit(run)
                 if isinstance(answer, Admitted):
@@ -140,16 +150,14 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                     result: R_co = run_body(run, self.run if self._calls_body_itself else super().__call__)
                 else:
                     result = answer.unwrap()
+        except Revoked as revoked:
+            run.store_revoked(revoked.error)
+            raise
+        finally:
             if run.phase is not OVER:
                 connect_postrun()
-        except Revoked as revoked:
-            connect_postrun()
-            if (run := run_of(self.request)) is not None:
-                run.store_revoked(revoked.error)
-            raise
-        except BaseException:
-            connect_postrun()
-            raise
+        if run.phase is OVER:
+            _just_over.set(run.task_id)
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -323,8 +331,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, even if the release in `__call__` has failed."""
-        run = run_of(self.request)
-        if run is None or run.phase is not OVER:
+        if _just_over.get() == task_id:
+            _just_over.set(None)
+        else:
             release_at_task_end(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 

@@ -9,9 +9,11 @@ import logging
 import os
 import threading
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 from typing import Any, Literal
 
 from celery_singleton_lock.errors import SingletonLockError
@@ -134,28 +136,24 @@ class Counters:
                     log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        # A busy process counts the same few things again and again, so each is named once.
-        alike = defaultdict[tuple[Store, str, What, str, str, int], list[float]](list)
-        with suppress(IndexError):
-            while True:
-                store, key, what, task, label, value = self._events.popleft()
-                alike[store, hash_of(key), what, task, label, bisect_left(BOUNDS, value)].append(value)
-        with suppress(IndexError):
-            while True:
-                store, key, entry = self._noted.popleft()
-                entries = self._unwritten.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
-                entries.append(json.dumps({name: value for name, value in entry.items() if value}))
-        for (store, hash_key, what, task, label, place), values in alike.items():
-            sums = self._unsent.setdefault((store, hash_key), Counter())
+        # A busy process counts the same few things again and again, so their values are added up together.
+        values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
+        for store, key, what, task, label, value in _taken_from(self._events):
+            values_of[store, key.partition("{")[0], what, task, label].append(value)
+        for (store, start, what, task, label), values in values_of.items():
+            sums = self._unsent.setdefault((store, hash_of(start)), Counter())
             name = self._name_of(task)
             if what != "held":
                 sums[f"{what}:{label}:{name}"] += len(values)
             if what in ("acquired", "held"):
                 histogram = "waited" if what == "acquired" else "held"
-                bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
-                sums[f"{histogram}:{bound}:{name}"] += len(values)
+                for bound, number in _in_buckets(values):
+                    sums[f"{histogram}:{bound}:{name}"] += number
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
+        for store, key, entry in _taken_from(self._noted):
+            entries = self._unwritten.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
+            entries.append(json.dumps({name: value for name, value in entry.items() if value}))
 
     def _name_of(self, task: str) -> str:
         if task not in self._tasks:
@@ -164,6 +162,22 @@ class Counters:
             self._tasks.add(task)
         # Half of a character cannot be sent.
         return task[:_LONGEST_NAME].encode(errors="replace").decode()
+
+
+def _taken_from(events: deque[Any]) -> list[Any]:
+    # Other threads only append, so as many as there are now can be taken without a race.
+    return [events.popleft() for _ in range(len(events))]
+
+
+def _in_buckets(values: list[float]) -> Iterator[tuple[str, int]]:
+    """How many of the values are in each bucket that has any."""
+    values.sort()
+    before = 0
+    for bound in (*BOUNDS, inf):
+        place = bisect_right(values, bound)
+        if place > before:
+            yield "+Inf" if bound == inf else f"{bound:g}", place - before
+        before = place
 
 
 counters = Counters()
