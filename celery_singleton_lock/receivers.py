@@ -18,12 +18,11 @@ from celery.signals import (
 )
 
 from celery_singleton_lock.checks import check_beat
-from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.options import Lockable, base_in
 from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.runs.marks import look_after_workflows, unmark_unread, unmark_unstarted
-from celery_singleton_lock.runs.policies import POLICIES, remember_limits
+from celery_singleton_lock.runs.policies import remember_limits
 from celery_singleton_lock.runs.redelivery import mark_stored
 from celery_singleton_lock.runs.run import Phase
 
@@ -32,8 +31,12 @@ MAKES_READY = "__trace__"
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver that a task needs before any of its runs has come to its lock."""
-    if _may_end_before_its_lock(task):
+    """Connect the receiver for a task whose own code runs before the lock, and may end a run there in any way.
+
+    Without such code a run can only fail before its lock, and `after_return` is told of that.
+    """
+    cls = task.__class__
+    if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
 
 
@@ -56,20 +59,6 @@ def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
             run.go_to(Phase.OVER)
     else:
         unmark_unstarted(task, state, retval)
-
-
-def _may_end_before_its_lock(task: Task) -> bool:
-    """A call may have left marks in the store, or the user's code may run before its lock."""
-    cls = task.__class__
-    if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
-        return True
-    try:
-        options = task.lock_options
-    except ConfigurationError:
-        # Each of its runs tells whether it needs this.
-        return True
-    policy = POLICIES[options.on_conflict]
-    return options.unique_in_queue or policy.kind is not None
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
