@@ -1,4 +1,4 @@
-"""Requests to a store of locks, and its answers. Durations are seconds; moments are microseconds since the epoch."""
+"""Requests to a store, and its answers. Durations are seconds; moments are microseconds since the epoch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import HolderState, LostReason
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
-"""Of a call that is sent whatever is found: no cool-down keeps its mark off, and with `over` no other mark, either."""
+"""How a call that is sent in any case is marked: despite a cool-down, and with `over` despite another queued call."""
 
 
 Newest = Literal["", "queued", "next"]
@@ -28,20 +28,20 @@ It is noted on the message. The note is gone once the body begins, and ends with
 
 @dataclass(slots=True)
 class Facts:
-    """The facts about a claimant that others may know."""
+    """The facts about a claimant that others see."""
 
     task_id: str = ""  # empty if it is no task
-    task_name: str = ""  # if it is not the name of the lock
+    task_name: str = ""  # empty if it is the name of the lock
     hostname: str = ""
     pid: int = 0
     attempt: int = 0
-    published: int = 0  # when its call was published first; 0 if that is not known
+    published: int = 0  # when its call was published first; 0 if unknown
     label: str = ""
-    keeps_result: bool = True  # under its task id, where others can read it
+    keeps_result: bool = True  # others can read its result under its task id
 
 
 WHOLE = "*"
-"""Begins the token of a claim on the whole lock: granted while nobody holds a place, and then nobody else gets one."""
+"""Begins the token of a claim on the whole lock: granted while no place is taken, and then no other place is."""
 
 
 @dataclass(slots=True)
@@ -53,19 +53,19 @@ class Claim:
     ttl: float
     limit: int = 1  # granted while fewer places are held, so never with 0
     facts: Facts = field(default_factory=Facts)
-    min_hold: float = 0.0  # how long a released place stays taken, counted from its grant
-    message: int = 0  # its publication, which distinguishes the messages of one task id
-    may_be_copy: bool = False  # so the store first looks for a run of this message
-    heeds_queued: bool = False  # a free place belongs to the call that is queued
-    succeeds: Succession | None = None  # becomes the successor if it is refused
+    min_hold: float = 0.0  # for how long after its grant a released place stays taken
+    message: int = 0  # publication of the message; task ids may be used again
+    may_be_copy: bool = False  # the store first looks for another run of this message
+    heeds_queued: bool = False  # a free place is left to a queued call
+    succeeds: Succession | None = None  # if refused, the call becomes the successor
     supersedes_for: float = 0.0  # for how long older calls then end in its favour
     newest: Newest = ""
-    queued_for: float = 0.0  # for how long it still counts as queued if it is refused
-    turn_for: float = 0.0  # for how long it has a turn if it is refused
-    waits_here: bool = False  # in this process, which listens; otherwise its message has the turn
-    rank: int = 0  # of its turn: the moment of its first refusal, as the store counts it; 0 if it has none
-    refused_at: int = 0  # when its call was refused first, by this execution or an earlier one; 0 if it never was
-    patience: float = float("inf")  # for how long it may ask at most, all tries together
+    queued_for: float = 0.0  # if refused, the call still counts as queued for so long
+    turn_for: float = 0.0  # if refused, the call has a turn for so long
+    waits_here: bool = False  # the turn belongs to this process, which listens; otherwise to the message
+    rank: int = 0  # of its turn: when the store first refused the call; 0 if never
+    refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
+    patience: float = float("inf")  # for how long the request may take, all tries together
 
     @property
     def marker(self) -> str:
@@ -73,7 +73,7 @@ class Claim:
 
     @property
     def channel(self) -> str:
-        """Where its turn is called."""
+        """The channel on which its turn is called."""
         return f"{self.key}:{self.token if self.waits_here else f'@{self.facts.task_id}'}"
 
 
@@ -83,7 +83,7 @@ def lock_name_of(key: str) -> str:
 
 
 def marker_of(task_id: str, message: int) -> str:
-    """The field that says that a run of a message has ended; a task id alone may be used again."""
+    """The field that tells that a run of a message has ended."""
     return f"done:{task_id}:{message}"
 
 
@@ -93,18 +93,18 @@ class Grant:
 
     place: int  # from 1
     fence: int
-    since: float  # when it was granted, by the server's clock, in seconds since the epoch
-    sent_at: float  # `clock()` before the request; the ttl counts from here
+    since: float  # the moment of the grant by the server's clock, in seconds since the epoch
+    sent_at: float  # `clock()` before the request, from which the ttl counts
     took_over: bool = False
-    died: Facts | None = None  # of the holder that had the place, and died in it
+    died: Facts | None = None  # of the holder that died in the place
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run of this very message has ended, so the claim is that of a copy."""
+    """A run of this message has ended, so the claim belongs to a copy."""
 
     attempt: int
-    outcome: Outcome  # `stored` once its result is stored, `ended` until then; `retried` if another attempt follows
+    outcome: Outcome  # `retried` if another attempt follows; `ended` until the result is stored, then `stored`
 
 
 Marker = Literal["none", "left", "unknown"]
@@ -116,8 +116,8 @@ class Ending:
     """The end of a run, recorded at its release, for later deliveries of its message."""
 
     outcome: Outcome
-    kept: float  # for how long the broker may deliver the message again
-    is_due: bool  # later deliveries are likely, although none has come yet
+    kept: float  # for so long the broker may deliver the message again
+    is_due: bool  # another delivery is likely, even if none has come yet
     marker: Marker = "unknown"  # in which the store keeps it
 
 
@@ -128,7 +128,7 @@ class Slot:
     entry: str
     due: int
     fence: int  # of the lease under which it is claimed
-    sent: int = 0  # when the entry was last sent, or began; 0 for never, -1 to forget the entry
+    sent: int = 0  # when the entry was last sent, or began; 0 if never, -1 to forget the entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +137,17 @@ class Holder:
 
     Attributes:
         key: The lock key.
-        token: Who has it can release the lock, so it is in no log.
+        token: The right to release the lock, so no log shows it.
         fence: A number greater than that of any earlier holder.
-        acquired_at: When it was granted, by the store's clock.
-        expires_in: Seconds for which its lease lasts unless it is renewed.
-        task_id: Of its call; None if it is no task.
+        acquired_at: The moment of the grant by the store's clock.
+        expires_in: Seconds until its lease ends, unless it is renewed.
+        task_id: The task id of its call. None for a `Lock`.
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
-        label: What its `lock_label` shows of the call.
-        ttl: Seconds for which a renewal keeps it; 0 if that is not known.
+        label: The text that its `lock_label` has made of the call.
+        ttl: Seconds for which a renewal keeps it. 0 if unknown.
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
-            example, hands its result to its caller alone.
+            example, gives its result to its caller only.
         call_ended: Its call has ended, although its run may go on. The next call may be published.
     """
 
@@ -169,7 +169,7 @@ class Holder:
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
-        """A former holder, of which only the task id is known."""
+        """A former holder, of which little more than the task id is known."""
         return cls(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
 
     @property
@@ -179,7 +179,7 @@ class Holder:
 
     @property
     def is_unrenewed(self) -> bool:
-        """More than half of its ttl is gone. A renewal that is due each third has not come."""
+        """More than half of its ttl is over, so a renewal, due each third, has not come."""
         return bool(self.fence) and not self.is_on_hold and self.expires_in < self.ttl / 2
 
     @property
@@ -200,13 +200,13 @@ class Conflict:
     """Every place is held, or belongs to a call that goes before."""
 
     key: str
-    holders: tuple[Holder, ...]  # a few, the lease that ends first before the others; or else those that go before
-    successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
+    holders: tuple[Holder, ...]  # a few, sorted by the end of their leases; or else calls that go before
+    successor: str | None = None  # for a claim that `succeeds`: task id of the call that runs next, perhaps its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
-    rank: int = 0  # of its turn, for a claim with `turn_for`; 0 if it has none
+    rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
     ahead: int = 0  # how many turns are before it; 0 if the first was called, and may not come
-    free_in: float = float("inf")  # seconds until a place is free, if nobody renews
+    free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
     def first(self) -> Holder:
@@ -215,7 +215,7 @@ class Conflict:
 
 
 Verdict = Grant | Conflict | Done
-"""What the store says to a claim."""
+"""The answers to a claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,33 +223,33 @@ class Place:
     """The place of a message in the line for a lock."""
 
     at: int  # when the store answered, by its clock
-    comes: bool  # now, to take its turn, or because it has none any more
+    comes: bool  # the message comes now: its turn has come, or is gone
     ahead: int  # how many turns are before it; 0 if the first was called, and may not come
-    free_in: float  # if nobody renews
+    free_in: float  # seconds until a place is free if nobody renews
 
 
 class Renewal(IntEnum):
-    """What the store says to a renewal, by the number that renew.lua has for it."""
+    """The answers to a renewal, with their numbers in renew.lua."""
 
     RENEWED = 1
-    REPLACED = 2  # renewed; its holder has to make way for a successor
-    BROKEN = 4  # renewed; a person has asked its holder to stop
-    TAKEN = 0  # lost: somebody else has its place
-    GONE = -1  # lost: nobody has it
+    REPLACED = 2  # renewed; a successor asks the holder to stop
+    BROKEN = 4  # renewed; a person asks the holder to stop
+    TAKEN = 0  # lost: another holder has the place
+    GONE = -1  # lost: nobody has the place
 
 
-# A table, because `Renewal(number)` costs several calls.
+# Faster than `Renewal(number)`, which costs several calls.
 RENEWALS = {int(each): each for each in Renewal}
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What has become of a lease, or of a turn, that was given back.
+    """The answer to a release of a lease or of a turn.
 
     Attributes:
-        marker: Whether the ending of the run is kept for later deliveries. If that is unknown, a release that is tried
-            again in the background has the last word.
-        lost: Why the lease had been lost before; None if nothing says so.
+        marker: Whether the ending of the run is kept for later deliveries. If unknown, a release in the background
+            decides.
+        lost: Why the lease had been lost before; None if it had not, or if that is unknown.
     """
 
     marker: Marker
@@ -258,7 +258,7 @@ class Release:
 
 RELEASED = Release("none")
 UNANSWERED = Release("unknown")
-# By the number that release.lua has for it.
+# By the answers of release.lua.
 RELEASES = {
     1: RELEASED,
     3: Release("left"),
@@ -269,24 +269,25 @@ RELEASES = {
 }
 
 
-# What an operator sees.
+# For operators.
 
 
 @dataclass(frozen=True, slots=True)
 class LeftMark:
-    """What a call that holds no lease has in the store: a mark, or a turn.
+    """A mark, or a turn, of a call that holds no lease.
 
     Attributes:
-        state: `queued`, `next` or `cooldown`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
-        task_id: The call's; empty for a `Lock` that waits.
-        expires_in: Seconds until it means nothing any more.
-        task_name: The task's name, if it is known.
-        label: What operators read beside the key, if there is a label.
-        due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
-        queue: The queue to which a queued call was published, if its publisher knew that before.
-        token: Of a turn.
-        is_unheard: Nobody listened for the turn when it was called, so others are called in its place.
-        refused_at: When the call of a turn was refused first, in microseconds; 0 of a mark.
+        state: `queued`, `next` or `cooldown` of a mark, `waiting` of a turn, `unreadable` of a key that cannot be read.
+        task_id: The task id of the call. Empty for a `Lock` that waits.
+        expires_in: Seconds until it has no effect any more.
+        task_name: The name of the task, if known.
+        label: The text that operators read beside the key, if there is one.
+        due_for: Seconds between the moment at which a queued call is due and the end of its mark. 0 if those are
+            `lock_queue_ttl`.
+        queue: The queue to which a queued call was published, if its publisher knew it.
+        token: The token of a turn.
+        is_unheard: Nobody listened when the turn was called, so others are called in its place.
+        refused_at: When the call of a turn was refused first, in microseconds. 0 of a mark.
     """
 
     state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
@@ -308,17 +309,17 @@ class LockState:
     Attributes:
         key: The lock key.
         at: When the store answered, by its clock, in microseconds.
-        fence: The greatest that was given; None if nothing is known of it any more.
-        places: Who has one: holders and cool-downs; the one that ends first, first.
-        marks: Those in force.
-        waiters: How many have a turn; behind the first 200 tickets, some may have left.
-        turns: Of those among the first 200 tickets, in their order.
-        asked_by: Who has asked a holder to end, by its token.
-        holders: Who holds the lock.
-        queued: Task id of the call that is queued; None if there is none.
-        next: The same of the call that runs next.
-        waiting: How many wait for it.
-        cooldown_until: When its last cool-down ends; None if there is none.
+        fence: The greatest fence that was given. None if none is remembered.
+        places: Holders and cool-downs, sorted by their ends.
+        marks: The marks in force.
+        waiters: How many have a turn. Behind the first 200 tickets, some may have left.
+        turns: The turns among the first 200 tickets, in their order.
+        asked_by: The person who has asked a holder to end, by the holder's token.
+        holders: The holders of the lock.
+        queued: Task id of the queued call, or None.
+        next: Task id of the call that runs next, or None.
+        waiting: How many calls wait.
+        cooldown_until: The end of its last cool-down, or None.
         problem: Why nothing else is known: the key is another program's, or damaged.
     """
 

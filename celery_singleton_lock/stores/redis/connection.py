@@ -1,4 +1,4 @@
-"""Connections of redis-py, each request bounded, and none waiting for another."""
+"""Connections of redis-py, on which each request is bounded and waits for no other."""
 
 import inspect
 import re
@@ -25,7 +25,7 @@ from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
-# Otherwise a new connection tells the server its library's name and version, a round trip each.
+# Without None here, a new connection spends two round trips on telling the server its library and version.
 _HAS_DRIVER_INFO = "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
 OURS: dict[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT,
@@ -34,16 +34,16 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    # Another program's key may be no UTF-8, and hides no other.
+    # A key of another program may be no UTF-8, and must not hide others.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
-"""Arguments of all connections; the bounds rest on them, so nobody can set them."""
+"""Arguments of all connections. Users cannot set them, because the bounds rest on them."""
 
-# A server tells that there is none below 0.
+# A negative number is left to the server to refuse.
 _DATABASE = re.compile(r"(-?[0-9]+)?")
-# Seconds; less than a connection waits for a reply. The rest is for another try.
+# Seconds that WAIT may take: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
 
@@ -57,7 +57,7 @@ def packed(command: Command) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
-# In a fraction of the time that redis-py takes.
+# Several times faster than the function above.
 with suppress(ImportError):
     from hiredis import pack_command as packed  # type: ignore[assignment]
 
@@ -67,7 +67,7 @@ def _escaped(word: str) -> str:
 
 
 class IdleOfThread(threading.local):
-    """The idle connections of each thread, where a socket works only in the thread that has made it."""
+    """The idle connections of each thread, if a socket works only in the thread that has made it."""
 
     def __init__(self) -> None:
         kept = deque[Any]()
@@ -76,29 +76,29 @@ class IdleOfThread(threading.local):
 
 
 def _has_an_event_loop_each() -> bool:
-    """The sockets of this process are for greenlets, and its threads are not: each has an event loop of its own."""
+    """Sockets are patched for greenlets, and threads are not: each thread has an event loop of its own."""
     return patched_by("socket") is not None and patched_by() is None
 
 
 class Connections:
     """Connections to one server, kept while they are idle.
 
-    Whoever takes one has it alone, and it comes back only after all its replies were read. It is taken and kept by one
-    step of a deque, so a signal may raise anywhere.
+    A connection has one caller at a time, and is kept only after all its replies were read. Taking and keeping are
+    single steps of a deque, so a signal may raise anywhere.
     """
 
     is_sharded = False
-    """A channel is heard only at the server that has its key."""
+    """A channel is heard only at the server that has its lock."""
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
     looks_every: float = float("inf")
-    """Seconds after which one has to look for what has come, because it is no socket, on which one can wait."""
+    """Seconds between two looks for messages, if there is no socket to wait on."""
     pool: ConnectionPool
     address: str
     """Fit for logs: never with credentials."""
     part: Part
-    """Asks again and again; its errors name the *store*, if that is not the address."""
+    """The server; its errors name the store, if that has another address."""
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -112,10 +112,10 @@ class Connections:
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
-        """A reply to each of *commands*, which are sent in one go, all of them about *key*. A refusal is a reply.
+        """A reply to each of *commands*, all about *key* and sent in one go. A refusal is a reply.
 
         Raises:
-            RedisError: Not all of it was answered *until* then, on `clock()`. It may have been done all the same.
+            RedisError: A reply did not come by *until*, on `clock()`. The commands may have been executed.
         """
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
@@ -129,13 +129,13 @@ class Connections:
             try:
                 sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             except UnicodeEncodeError:
-                # Such as a host name or a label with bytes that are no UTF-8; the names in keys are checked before.
+                # A host name or a label may have bytes that are no UTF-8. Keys cannot: their names are checked.
                 sent = b"".join([packed(tuple(map(_escaped, command))) for command in commands])
             connection.send_packed_command([sent], check_health=False)
             replies = []
             for _ in commands:
                 left = until - clock()
-                # If the time is over before the wait has begun, this process got no turn, perhaps to send.
+                # A wait of no time at all means that this process was paused, so give the reply some time.
                 if left < REPLY_TIMEOUT and not connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                     raise exceptions.TimeoutError("no reply in time")
                 try:
@@ -145,21 +145,21 @@ class Connections:
                         raise
                     replies.append(error)
         except BaseException as error:
-            # A reply may still be under way: the next caller would read it as the answer to another question.
+            # A reply may still come, which the next caller would take for the answer to its own request.
             connection.disconnect()
             if isinstance(error, exceptions.RedisError):
-                # What has ended this connection has most likely ended the others, too.
+                # The idle connections are most likely broken too.
                 self.close()
             raise
-        # Of those that `close` has left alone, because they were in use, none is used again.
+        # A connection that was in use during `close` goes to the old deque, and is not used again.
         idle.append(connection)
         return replies
 
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script for each call, all in one go, sending its text only if the server does not know it.
+        """Run a script for each call, all in one go. Its text is sent only if the server does not know it.
 
-        WAIT counts the replicas that have the writes of its own connection, and of no other one. So it is sent with the
-        script, and a script that is repeated has to write again: acquire.lua and renew.lua do.
+        WAIT counts the replicas that have the writes of its own connection. So it is sent with the script, and a
+        repeated script has to write again, as acquire.lua and renew.lua do.
         """
         if self.is_sharded:
             script = script.sharded
@@ -172,14 +172,14 @@ class Connections:
         replies = self.ask(calls[0][0][0], commands, until)
         for number, reply in enumerate(replies):
             if isinstance(reply, exceptions.NoScriptError):
-                # After a restart, a failover or SCRIPT FLUSH. The first call loads it for the others.
+                # The server was restarted, failed over or flushed. The first call loads the script for the others.
                 commands[number] = ("EVAL", script.text, *commands[number][2:])
                 replies = self.ask(calls[0][0][0], commands, until)
                 break
         return replicated(replies, replicas) if replicas else replies
 
     def listen(self, channel: str, until: float) -> Any:
-        """A connection that hears *channel*; the caller disconnects it."""
+        """A connection that has subscribed to *channel*. The caller disconnects it."""
         connection = self.open(until)
         try:
             connection.send_packed_command([packed((self.subscribe, channel))], check_health=False)
@@ -192,7 +192,7 @@ class Connections:
         return connection
 
     def open(self, until: float) -> Any:
-        """A connection of the caller's own, who disconnects it."""
+        """A new connection. The caller disconnects or keeps it."""
         arguments = self.pool.connection_kwargs
         timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, until - clock()))
         connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
@@ -208,14 +208,14 @@ class Connections:
         return connection
 
     def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
-        """Those to the server that has *key*."""
+        """The connections to the server that has *key*."""
         return self
 
     def to_masters(self, until: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]
 
     def close(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections; none that is in use is kept."""
         if isinstance(self._idle, IdleOfThread):
             idle: Any = self._idle
         else:
@@ -227,7 +227,7 @@ class Connections:
 
 
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
-    """The replies without that of WAIT, which is the last, unless fewer than *replicas* have what was written."""
+    """The replies without the last, that of WAIT; an error if fewer than *replicas* have the writes."""
     *others, acknowledged = replies
     if isinstance(acknowledged, exceptions.RedisError):
         raise acknowledged
@@ -239,21 +239,21 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* makes of these options and of ours; only its class and its arguments are used.
+    """The pool that *make* returns for these options and ours, of which only its class and its arguments are used.
 
     Raises:
-        ConfigurationError: redis-py would fail with them as it connects; the error names *address*, and no value.
+        ConfigurationError: redis-py could not connect with the options. The error names *address*, and no value.
     """
     try:
         pool = make(**{**options, **OURS})
         arguments = pool.connection_kwargs
-        # In from_url the URL goes before the arguments.
+        # In `from_url`, the URL overrides arguments.
         arguments.update(OURS)
         settle(arguments, has_tls=issubclass(pool.connection_class, SSLConnection))
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
-            raise TypeError("db in singleton_lock_client_options, or redis_db, has to be the number of a database")
-        # As text, because no signal may interrupt a packer in C at a number.
+            raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
+        # As text, because a signal may interrupt the packer in C at a number.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
@@ -264,7 +264,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
 
 
 class _Provider(CredentialProvider):
-    """The user's, whose failures are told from those of redis-py; their text may hold a secret, so it is not shown."""
+    """The user's provider. Its errors become `NotUsable`, without their text, which may hold a secret."""
 
     def __init__(self, provider: CredentialProvider) -> None:
         self._provider = provider
@@ -273,14 +273,14 @@ class _Provider(CredentialProvider):
         try:
             return tuple(self._provider.get_credentials())
         except Exception as error:
-            # Whatever it asks may be there again soon.
+            # No advice: the source of the credentials may only be down.
             raise NotUsable(f"credential_provider has failed with {type(error).__name__}") from error
 
 
 def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
-    """Make a credential provider of its dotted path, as Celery does; it stands for user and password."""
+    """Replace a dotted path of a credential provider by the provider, as Celery does; complete the options of TLS."""
     if has_tls:
-        # Without one, OpenSSL would ask for it on the terminal, and wait.
+        # Never None: OpenSSL would ask for the password on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
         # As redis-py does since 6.0.
         is_checked = arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
@@ -290,13 +290,13 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
         return
     try:
         provider = resolve_name(provider)() if isinstance(provider, str) else provider
-        # It is called only later.
+        # Fail now rather than at the first connection.
         _ = provider.get_credentials
     except Exception as error:
-        # Do not quote the text: there may be a password in it.
+        # The text of the error may have a password, so it is not quoted.
         raise TypeError(
-            "credential_provider has to be a redis.CredentialProvider, or the dotted path of a class of one that takes "
-            f"no arguments ({type(error).__name__})"
+            f"credential_provider cannot be used ({type(error).__name__}): give a redis.CredentialProvider, or the "
+            "dotted path of a class of one that takes no arguments"
         ) from error
     for stood_for in ("username", "password"):
         arguments.pop(stood_for, None)
@@ -304,7 +304,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Host and port of each part of *url*, between semicolons, and what else they say; the first to say it counts."""
+    """The hosts and ports in *url*, between semicolons, and its other arguments, of which the first value counts."""
     hosts = list[tuple[str, int]]()
     said = dict[str, Any]()
     try:
@@ -318,11 +318,11 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        # Not Python's message, which would show a password that was not escaped.
+        # Python's message would show a password that was not escaped.
         raise ConfigurationError(
-            f"singleton_lock_url cannot be read: give {example}, all of one kind, with semicolons between the hosts, "
-            "the database as a number, and user:password@, if any, before the first host, with any other character in "
-            "them percent-encoded"
+            f"singleton_lock_url cannot be read: give {example}, all of one kind, with semicolons between the hosts "
+            "and the database as a number. User and password, if any, go before the first host as user:password@, with "
+            "any other character in them percent-encoded"
         ) from None
     return list(dict.fromkeys(hosts)), said
 
@@ -333,7 +333,7 @@ def where(node: tuple[str, int]) -> str:
 
 
 def check_parts(url: str) -> None:
-    """Raise a ValueError for what redis-py passes over: it takes database 12 for /1/2, and 0 for what is no number."""
+    """Raise a ValueError for a URL that redis-py would misread: /1/2 as database 12, /x as database 0."""
     parts = urlsplit(url)
     is_in_path = parts.scheme != "unix" and "db" not in parse_qs(parts.query)
     if parts.fragment or (is_in_path and not _DATABASE.fullmatch(unquote(parts.path).strip("/"))):
@@ -341,7 +341,7 @@ def check_parts(url: str) -> None:
 
 
 def unreadable() -> ConfigurationError:
-    """The advice about a URL; not Python's message, which would show a password that was not escaped."""
+    """The error for a URL that cannot be read. Python's message would show a password that was not escaped."""
     return ConfigurationError(
         "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
         "the database as a number, with any other character in user and password percent-encoded"

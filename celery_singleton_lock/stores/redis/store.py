@@ -60,37 +60,37 @@ from celery_singleton_lock.stores.redis.encoding import (
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
-# Seconds that a call takes at most, whatever the store does.
+# The most seconds that a call takes, whatever the store does.
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
-# A publisher waits no longer for the time of the server, because it has a clock of its own.
+# Short, because a publisher can use its own clock instead.
 _TIME_BOUND = 0.5
-# Seconds after which the server is asked for its time again: in a minute two clocks drift apart by milliseconds.
+# Seconds for which a comparison with the server's clock counts: in a minute two clocks drift apart by milliseconds.
 _TIME_IS_KNOWN = 60.0
-# The same after no answer.
+# Seconds until the server is asked again after no answer.
 _TIME_IS_UNKNOWN = 10.0
 _FIRST_TRY = 2 * REPLY_TIMEOUT
 # Seconds for which counts are kept if nobody adds to them.
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
-# Longer than a year, for an entry that is due once a year.
+# More than a year, for an entry that is due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
 class Store:
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
-    Every call is bounded in time and raises `StoreError` if no usable answer came. Such a call may have worked
-    nevertheless, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
-    touch nothing that another token holds. A grant or a renewal counts once so many *replicas* have it.
+    Every call is bounded in time, and raises `StoreError` if no usable answer came. The call may still have worked, so
+    every call is safe to repeat: acquire recognises a token that it has granted, and renew and release change nothing
+    that another token holds. A grant or a renewal counts once that many *replicas* have it.
     """
 
     has_parts = False
-    """It has several parts, each of which answers, or is silent, by itself."""
+    """There are several servers, each of which may be silent alone."""
     on_clock_step: Callable[[float], None] | None = None
-    """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
+    """Called with the seconds by which the store's clock was set, in whichever thread notices."""
     history: int = 500
-    """So many unusual events are kept in it; 0 for none."""
+    """The number of unusual events that are kept; 0 for none."""
     servers: Connections
     replicas: int
     _renewals_per_script = RENEWALS_PER_SCRIPT
@@ -100,7 +100,7 @@ class Store:
         self._options = options
         self.replicas = replicas
         self.servers = self._connect(url, options)
-        # By process: after a fork the child begins with nothing.
+        # By pid, because a forked child needs a listener of its own.
         self._listeners: dict[int, Listener] = {}
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
@@ -124,37 +124,36 @@ class Store:
 
     @property
     def listener(self) -> Listener:
-        """Hears channels of this store; the same object for all who ask in this process."""
+        """The one listener of this process to channels of this store."""
         found = self._listeners.get(getpid())
         if found is None:
-            # A thread beside greenlets needs connections of its own.
+            # The listener is a real thread: it must not share connections with greenlets.
             servers = self.clone().servers if patched_by() is not None else self.servers
             found = self._listeners.setdefault(getpid(), Listener(servers))
         return found
 
-    def part_of(self, key: str) -> Part:  # noqa: ARG002 (for a store that has parts)
-        """The part of the store that has *key* now."""
+    def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
+        """The server that has *key* now."""
         return self.servers.part
 
     def clone(self) -> Self:
         return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place, or return the holders that have them all; a copy first hears of the run of its message.
+        """Take a free place, or learn who holds them all. A copy is first told of the run of its message.
 
-        A claim with `turn_for` has a turn if it is refused. Whoever waits here listens at its `channel`, to ask again.
+        If a claim with `turn_for` is refused, it has a turn, which is called on its `channel`.
         """
         part = self.part_of(claim.key)
         bound = min(ACQUIRE_BOUND, claim.patience)
         if part.is_away and claim.facts.task_id and not claim.waits_here:
-            # Other calls, each in a slot of a pool, do not try for as long as the first one has.
+            # One call has waited for the silent server. Others give up soon, because each occupies a slot of a pool.
             bound = min(bound, REPLY_TIMEOUT)
         try:
             reply, sent_at, _ = self.request(ACQUIRE, claim.key, acquire_arguments(claim), bound, self.replicas)
         except StoreError:
             part.is_away = True
             raise
-        # By now it is known which part that is.
         if type(reply) is int:
             self._compare(claim.key, reply, sent_at)
         else:
@@ -164,14 +163,14 @@ class Store:
         return answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Place:
-        """See whether a message that waits for its turn has to come; and keep its place, if it is to run next."""
+        """Ask whether the turn of a waiting message has come. If it runs next, its place is kept for longer."""
         return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
-        """Restart the ttl of each claim; one answer each, in order.
+        """Restart the ttl of each claim, and return the answers in order.
 
-        A claim is renewed only if nobody else can have had its place. Some may have been renewed even if there is no
-        answer.
+        A claim is renewed only if nobody else can have had its place in between. Without an answer, some may have been
+        renewed.
         """
         if not claims:
             return []
@@ -182,12 +181,12 @@ class Store:
         return [RENEWALS[answer] for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
-        """The scripts that renew the claims, and the reply to each; the errors are those of redis-py."""
+        """Renew the claims without a second try: the calls, and the reply to each. Errors are those of redis-py."""
         calls = list[Call](renewals_of(claims, self._renewals_per_script))
         try:
             return calls, accepted(self.servers.run(RENEW, calls, until, self.replicas))
         except exceptions.ClusterCrossSlotError:
-            # Only the server knows that its keys are in slots: a plain address may hide a cluster.
+            # A plain URL may hide a cluster, which refuses keys of several slots in one script.
             self._renewals_per_script = 1
             if len(calls) == len(claims):
                 raise
@@ -196,10 +195,10 @@ class Store:
     def release(
         self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
     ) -> Release:
-        """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
+        """Give back the place or the turn of the token; with *place*, only that place.
 
-        In the same step the store keeps *ending* if a later delivery is known or likely, or if the lease had been lost,
-        because then nobody knows.
+        In the same step the store keeps *ending* if another delivery is known or likely, or if the lease had been lost,
+        since then nobody knows.
         """
         reply, _, tries = self.request(RELEASE, claim.key, release_arguments(claim, place, ending), bound)
         try:
@@ -209,7 +208,7 @@ class Store:
             # The place is free. A call that lives behind the dead looks by itself, too.
             with suppress(StoreError):
                 self.call_next(claim.key)
-        # An earlier try may have released it, and its answer was lost.
+        # "Lost" may be the trace of an earlier try that worked, and whose answer did not come.
         return replace(answer, lost=None) if tries > 1 else answer
 
     def call_next(self, key: str) -> None:
@@ -232,12 +231,12 @@ class Store:
         due_for: float = 0.0,
         newest: bool = False,
     ) -> Holder | None:
-        """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
+        """Mark a call as queued for some seconds and return None, or return the call that is in its way.
 
-        That is the call that is queued or keeps the key in its cool-down; or a run, if *limit* is not 0 and at least so
-        many hold the key. From now on no other call of the key is published for *cooldown* seconds. *published* is
-        found with the mark, as `Holder.published`; *queue* and *due_for* are found as fields of `LeftMark`. If it is to
-        be the *newest*, no queued call that was published before it is in its way: it takes that call's place.
+        In its way is another queued call, or a call whose cool-down keeps the key. If *limit* is not 0, and at least so
+        many runs hold the key, one of them is. No other call of the key is published for *cooldown* seconds.
+        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `LeftMark`. The
+        *newest* call takes the place of a queued call that was published before.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, queue, published, due_for))
@@ -258,10 +257,10 @@ class Store:
         due_in: float,
         within: float,
     ) -> Holder | float:
-        """Mark a call as `mark_queued` does, and return by how many seconds sooner than in *due_in* it has to be due.
+        """Mark the newest call, due *due_in* seconds from now, and return the seconds that are too many.
 
-        That is no later than *within* seconds after the first of the calls of which each has taken the place of the one
-        before it, and this call that of the last.
+        In a row of calls that each took the place of the one before, the last is due at most *within* seconds after the
+        publication of the first.
         """
         words = f"limit=0 newest due_in={milliseconds(due_in)} within={milliseconds(within)}"
         words += f" sent={sent}" if sent else ""
@@ -287,25 +286,25 @@ class Store:
         heeds: bool = False,
         claim: Claim | None = None,
     ) -> Conflict | None:
-        """End what a call has left: it is queued and next no longer, and its cool-down ends if *ends_cooldown*.
+        """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
-        If the *call_ended*, its run stands for no other call from now on, although that run may still hold the key.
+        If the *call_ended*, its run stands for no other call from now on, although the run may still hold the key.
 
-        If it *heeds*, leave everything if another call is queued, and return the conflict with it; with a *claim* that
-        `succeeds`, only if that one is newer, or if a newer one has begun.
+        If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
+        `succeeds`, only a newer call counts, which may be queued, come next, or have begun.
         """
         says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         reply = self.request(UNMARK, key, unmark_arguments(task_id, claim, **says))[0]
         return None if reply == 1 else conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
-        """Write the marker of a message, unless more is known: a later attempt, or the last word on this one."""
+        """Write the marker of a message, unless a later attempt or outcome is known."""
         lasts = milliseconds(seconds)
         arguments = MARK_DONE.arguments(marker=marker, attempt=str(attempt), outcome=outcome, lasts=lasts)
         self.request(MARK_DONE, key, arguments)
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot, or note when it was sent, or forget its entry; False if that was done, or others lead."""
+        """Claim a slot, note that it was sent, or forget its entry. False if it was sent, or another beat leads."""
         moments = {"due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
         arguments = CLAIM_SLOT.arguments(entry=slot.entry, **moments, lasts=milliseconds(_SLOTS_ARE_KEPT))
         return bool(self.request(CLAIM_SLOT, key, arguments)[0])
@@ -316,19 +315,19 @@ class Store:
         return {entry: slot_in(entry, value) for entry, value in found}
 
     def fields(self, key: str) -> dict[str, str]:
-        """All of a hash, such as that of slots or of counts."""
+        """All fields of a hash, such as that of slots or of counts."""
         reply = self.call("HGETALL", key)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
-        """Add to the fields of a hash of counts; twice if an answer is lost."""
+        """Add to the fields of a hash of counts. They are added twice if an answer is lost."""
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
-        # Second, so that a connection that breaks leaves no hash without an expiry.
+        # PEXPIRE comes second: a connection that breaks later leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
         self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
 
     def record(self, key: str, entries: Collection[str], timeout: float) -> None:
-        """Add texts to a history, which is a ring of `history` fields; twice if an answer is lost."""
+        """Add texts to a history, a ring of `history` fields. They are added twice if an answer is lost."""
         newest = list(entries)[-self.history :]
         numbered = ("HINCRBY", key, "last", str(len(newest))), ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT))
 
@@ -343,7 +342,7 @@ class Store:
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
 
-        If *tolerant*, an error of the server about one key is its `problem`, and hides no other.
+        If *tolerant*, the server's error about one key becomes its `problem`, and the other keys are still shown.
         """
         states = unreadable_in(keys) if tolerant else {}
         calls = [([key], ()) for key in keys if key not in states]
@@ -355,25 +354,25 @@ class Store:
         return [states[key] for key in keys]
 
     def holders(self, key: str) -> list[Holder]:
-        """All holders of *key*, cool-downs too; the lease that ends first comes first."""
+        """All holders of *key* and its cool-downs, sorted by their ends."""
         return list(self.survey([key])[0].places)
 
     def broken_by(self, claim: Claim) -> str | None:
-        """The person that has asked this holder to end, if there is one."""
+        """The person who has asked this holder to end, or None."""
         by: str | None = self.call("HGET", claim.key, f"broken:{claim.token}")
         return by
 
     def replaced_by(self, claim: Claim) -> str | None:
-        """The task id of the successor that has asked this holder to end, if there is one."""
+        """The task id of the successor that has asked this holder to end, or None."""
         by: str | None = self.call("HGET", claim.key, f"replaced:{claim.token}")
         return by
 
     def request(
         self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """The reply to a script about *key*; when it was asked for; and how many tries may have worked.
+        """The reply to a script about *key*, the moment of that try, and how many tries may have worked.
 
-        A single server that is well answers the first one. Otherwise a `Part` asks again and again.
+        The first try goes straight to a single server, unless that is away. All others are those of a `Part`.
         """
         part = self.part_of(key)
         sent_at = clock()
@@ -389,7 +388,7 @@ class Store:
                 tries = 1
             else:
                 part.has_answered = True
-                # What was refused was not done.
+                # A refused script has done nothing, so ask again below, where refusals are handled.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
         calls = [((key,), arguments)]
@@ -399,15 +398,15 @@ class Store:
         return replies[0], sent_at, tries + more
 
     def call(self, *command: str, bound: float = RELEASE_BOUND, servers: Connections | None = None) -> Any:
-        """The reply to a command about the key that follows its name."""
+        """The reply to a command, whose second word is the key."""
         key = command[1] if len(command) > 1 else ""
         asked = servers or self.servers
         return self.servers.part.persist(lambda until: accepted(asked.ask(key, [command], until))[0], bound)[0]
 
     def time(self, key: str) -> int | None:
-        """The time of the server that has *key*, in microseconds; None if it has never told.
+        """The time of the server that has *key*, in microseconds; None if it is unknown.
 
-        A process asks once a minute at most, a worker hardly ever: each grant and each renewal tells the time as well.
+        Grants and renewals tell the time too, so a worker hardly ever asks, and any process at most once a minute.
         """
         part = self.part_of(key)
         now = part.clock.now(_TIME_IS_KNOWN)
@@ -420,7 +419,7 @@ class Store:
             self._compare(key, int(seconds) * 1_000_000 + int(more), sent_at)
         except StoreError:
             part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
-        # By now it is known which part that is.
+        # Not `part`: the first answer may have told which server has the key.
         return self.part_of(key).clock.now()
 
     def close(self) -> None:
