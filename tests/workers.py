@@ -1,4 +1,4 @@
-"""Real Celery workers: processes of their own, started from the command line like a user's."""
+"""Real Celery workers: processes of their own, with the command line of a user's."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.forge import Started, start
 from tests.waiting import until
 
 
@@ -17,13 +18,7 @@ class Process:
 
     def __init__(self, app: str, env: dict[str, str], *command: str) -> None:
         self._log = Path(tempfile.mkstemp(prefix="celery-", suffix=".log")[1])
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", app, *command, "--loglevel", "INFO"],
-                env={**os.environ, **env},
-                stdout=log,
-                stderr=log,
-            )
+        self._process = start(["-A", app, *command, "--loglevel", "INFO"], env, self._log)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -53,13 +48,13 @@ class Worker:
         heartbeats: bool = False,
     ) -> None:
         self._command = [
-            *(sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel", "INFO"),
+            *("-A", app, "worker", "--loglevel", "INFO"),
             *("--pool", pool, "--concurrency", str(concurrency)),
             *("--without-gossip", "--without-mingle", *([] if heartbeats else ["--without-heartbeat"]), *arguments),
         ]
-        self._env = {**os.environ, **env}
+        self._env = env
         self._log = Path(tempfile.mkstemp(prefix="worker-", suffix=".log")[1])
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Started | None = None
 
     @property
     def pid(self) -> int:
@@ -67,14 +62,7 @@ class Worker:
         return self._process.pid
 
     def start(self) -> "Worker":
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "-n", f"w{os.urandom(3).hex()}@%h"],
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                start_new_session=True,
-            )
+        self._process = start([*self._command, "-n", f"w{os.urandom(3).hex()}@%h"], self._env, self._log)
         return self
 
     def ready(self) -> "Worker":
