@@ -1,6 +1,5 @@
 """Tasks that end in every way there is."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -100,14 +99,6 @@ WAYS = {
     "crash": crash,
 }
 TASKS = {(ttl, late): task_of(ttl, late=late) for ttl in (SHORT, LONG) for late in (False, True)}
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=4)
-def holds_the_gil(self: Any, key: Any, seconds: int) -> str:
-    with recorder.body(key, self.request.id):
-        # Unlike other functions called by ctypes, those of a PyDLL keep the GIL.
-        ctypes.PyDLL(None).sleep(seconds)
-    return "ran"
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3, lock_on_conflict="reschedule")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
@@ -63,29 +62,6 @@ def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
     told = recorder.events("told")[0]
     entered = next(event for event in recorder.events("enter") if event.run == second.id)
     assert told.at < entered.at
-
-
-def test_a_body_that_holds_the_gil_keeps_its_lock_and_the_log_says_how_late_the_heartbeat_was(
-    env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env) as (worker,):
-        result = tasks.holds_the_gil.delay("k", 7)
-        assert gaps(tasks.holds_the_gil, recorder) == 0
-
-        assert result.get(timeout=10) == "ran"
-        until(lambda: "lock.late" in worker.log(), "the log says so")
-        assert "raise lock_ttl" in worker.log()
-
-
-def gaps(task: Any, recorder: Recorder) -> int:
-    """How often nobody held the lock while the body ran."""
-    begun(recorder)
-    found = 0
-    while not recorder.events("leave"):
-        if not task.lock_holders("k", 0) and not recorder.events("leave"):
-            found += 1
-        time.sleep(0.02)
-    return found
 
 
 @pytest.mark.parametrize("by", ["a signal", "a cgroup"])
