@@ -21,5 +21,5 @@ def holding_the_gil(name: str, **options: Any) -> Any:
     return holds_the_gil
 
 
-holds_the_gil = holding_the_gil("holds_the_gil")
-is_killed = holding_the_gil("is_killed", lock_on_lost="kill")
+holds_the_gil = holding_the_gil("children.holds_the_gil")
+is_killed = holding_the_gil("children.is_killed", lock_on_lost="kill")

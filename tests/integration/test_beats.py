@@ -223,6 +223,34 @@ def test_a_slot_is_sent_late_if_the_store_refused_its_leader_for_a_while(caplog:
         beat.close()
 
 
+def test_a_leader_that_has_lost_its_lease_sends_no_slot_that_its_heir_has_sent(
+    valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    leader, heir = (beat_of(valkey.url, "collect") for _ in range(2))
+    # It does not learn of its loss so soon.
+    leader.app.conf.singleton_beat_ttl = 60
+    until(leader.sends, "it leads")
+    sent = len(leader.sent)
+    with valkey.client() as client:
+        client.delete(*client.keys("*celery.beat*}"))
+    until(heir.sends, "its heir sends")
+
+    until(lambda: leader.tick() is not None and "beat.sent entry=collect" in caplog.text, "it is told")
+    assert len(leader.sent) == sent
+    for beat in (leader, heir):
+        beat.close()
+
+
+def test_a_slot_of_which_nobody_can_record_that_it_was_sent_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with running("valkey") as server, server.client() as client:
+        beat = beat_of(server.url, "collect")
+        beat.publish = lambda *_, **__: client.config_set("maxmemory", 1)
+        until(lambda: beat.tick() is not None and "beat.slot_unrecorded entry=collect" in caplog.text, "it is told")
+        client.config_set("maxmemory", 0)
+        beat.close()
+
+
 class Tenants(Plain):
     """One that sends each entry once for each tenant."""
 

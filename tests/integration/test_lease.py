@@ -3,20 +3,26 @@
 import gc
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from inspect import getdoc
 from itertools import product
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.utils.dispatch import Signal
 
 from celery_singleton_lock import Lease, Lock, LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases import holding
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.heartbeat import RenewalThread
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import Store
 from tests.integration.conftest import is_renewed
 from tests.waiting import until
 
@@ -133,6 +139,43 @@ def test_who_checks_a_lease_late_learns_that_it_has_to_stop(app: Celery) -> None
         late.check()
     assert late.time_left > 0
     late.release()
+
+
+@pytest.mark.parametrize(
+    ("where", "owner", "name"),
+    [
+        ("renewal", Store, "renew"),
+        ("heartbeat", RenewalThread, "_beat"),
+        ("release", Store, "release"),
+        ("background", Signal, "send"),
+    ],
+)
+def test_an_unexpected_error_is_told_and_the_thread_goes_on(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str, owner: Any, name: str
+) -> None:
+    own, errors = getattr(owner, name), [ArithmeticError("of ours")] * (2 if where == "release" else 1)
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return own(*args, **kwargs)
+
+    lease = Lock("stock", app=app, ttl=3).acquire()
+    assert lease is not None
+    monkeypatch.setattr(owner, name, fail)
+    if where == "background":
+        background.submit(partial(signals.lock_lost.send, sender=None))
+    if where == "release":
+        with suppress(ArithmeticError):
+            lease.release()
+    until(lambda: f"lock.bug where={where}" in caplog.text, "it is told")
+
+    assert "ArithmeticError: of ours" in caplog.text
+    if where == "release":
+        until(lambda: not store_of(app).holders(lease.key), "it is released all the same")
+    else:
+        is_renewed(lease)
+        lease.release()
 
 
 def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> None:
