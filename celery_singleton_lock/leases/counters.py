@@ -130,6 +130,8 @@ class Counters:
                 try:
                     send(store, key, batch, _BOUND)
                     del unsent[store, key]
+                    # Otherwise each pool process keeps a second one as soon as it was counted while a run asked.
+                    store.servers.close_spare()
                 except (SingletonLockError, OSError) as error:
                     text = "%s; the counts are kept and sent with the next"
                     why = getattr(error, "problem", error)

@@ -1,17 +1,19 @@
 """Connections to Redis: from however far away, how many there are, and what becomes of broken ones."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from celery_singleton_lock import Lock, StoreError
+from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Renewal
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.contract.asking import Waiter
-from tests.contract.test_bounds import MINE, SLACK
+from tests.contract.test_bounds import KEY, MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
 from tests.topologies.leases import final_result
@@ -101,3 +103,26 @@ def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -
                 store.close()
         # A busy machine makes one or two of them longer.
         assert min(took) < bound + 0.7
+
+
+def test_a_process_whose_threads_have_asked_at_once_goes_back_to_one_connection(valkey: Server) -> None:
+    store = Store(f"{valkey.url}?client_name=of-two-threads", {})
+    with valkey.client() as client, ThreadPoolExecutor(2) as pool:
+
+        def connected() -> int:
+            return sum(each["name"] == "of-two-threads" for each in client.client_list())
+
+        client.client_pause(60_000, all=False)
+        asking = [pool.submit(store.acquire, replace(MINE, token=token)) for token in ("a", "b")]
+        until(lambda: connected() == 2, "both wait for their answers")
+        client.client_unpause()
+        assert all(each.result() for each in asking)
+
+        # A busy process has something to count every five seconds.
+        count(store, KEY, "late", "task")
+        counters.flush()
+
+        until(lambda: connected() == 1, "the other one is closed")
+        assert store.holders(KEY)
+        assert connected() == 1
+    store.close()

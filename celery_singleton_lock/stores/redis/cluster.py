@@ -115,6 +115,10 @@ class Cluster(NodeConnections):
         self._learn(until)
         return [self.at(node) for node in _masters_in(self._owners)]
 
+    def close_spare(self) -> None:
+        for each in list(self._nodes.values()):
+            each.close_spare()
+
     def close(self) -> None:
         for each in list(self._nodes.values()):
             each.close()

@@ -214,6 +214,12 @@ class Connections:
     def to_masters(self, until: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]
 
+    def close_spare(self) -> None:
+        """Close one idle connection if there are two: threads that ask at once open one each, and few need it again."""
+        if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
+            with suppress(IndexError):
+                self._idle.popleft().disconnect()
+
     def close(self) -> None:
         """Close the idle connections; none that is in use is kept."""
         if isinstance(self._idle, IdleOfThread):
