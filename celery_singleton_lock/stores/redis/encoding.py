@@ -48,8 +48,6 @@ _ENDED = "ended"
 RENEWALS_PER_SCRIPT = 50
 STOPPED_SHORT = 8
 """Added to the answer of release.lua if more waiters have to be called."""
-NOBODY = "~"
-"""A token that nobody has: its release only calls those whose turn it is."""
 # Errors of a script that come from the data in a key.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "

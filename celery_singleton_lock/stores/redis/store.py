@@ -35,7 +35,6 @@ from celery_singleton_lock.stores.redis.encoding import (
     CLAIM_SLOT,
     MARK_DONE,
     MARK_QUEUED,
-    NOBODY,
     RELEASE,
     RENEW,
     RENEWALS_PER_SCRIPT,
@@ -212,8 +211,8 @@ class Store:
         return replace(answer, lost=None) if tries > 1 else answer
 
     def call_next(self, key: str) -> None:
-        """Call those whose turn it is, in steps: a script that passes a long line of the dead blocks the server."""
-        while self.request(RELEASE, key, RELEASE.arguments(token=NOBODY, words="min_hold=0"))[0] >= STOPPED_SHORT:
+        """Call those whose turn it is, in steps: a long line of the dead would block the server."""
+        while self.request(RELEASE, key, ("~", "min_hold=0"))[0] >= STOPPED_SHORT:
             pass
 
     def mark_queued(
