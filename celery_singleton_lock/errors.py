@@ -16,10 +16,10 @@ _REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionErr
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
-HolderState = Literal["held", "cooldown", "queued", "ended"]
-"""It has a lease; has left a cool-down; is queued or waits, and goes before; or has just ended."""
+LockHeldState = Literal["held", "cooldown", "queued", "ended"]
+"""Why a key is not free, in `LockHeld` and in the log; `HolderState` tells more."""
 
-_STATES: dict[HolderState, str] = {
+_STATES: dict[LockHeldState, str] = {
     "held": "is held by {}; its lease lasts another {:.1f} s unless it is renewed",
     "cooldown": "is in the cool-down of {}; that lasts another {:.1f} s",
     "queued": "goes to {} first, which is queued; it counts as queued for another {:.1f} s at most",
@@ -45,7 +45,7 @@ class LockHeld(SingletonLockError):
     """`CallRevoked` has a reason as well, so a program reads both errors in the same way."""
 
     def __init__(
-        self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: HolderState = "held"
+        self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
     ) -> None:
         super().__init__(key, holder_task_id, expires_in, *([] if state == "held" else [state]))
         self.key = key

@@ -15,7 +15,7 @@ from weakref import ref
 
 from celery import Celery, Task, current_app
 
-from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, SingletonLockError
+from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases import coroutines
 from celery_singleton_lock.leases.holding import Holding
@@ -350,7 +350,7 @@ class Lock:
 
 def _granted(taken: Lease | Conflict) -> Lease:
     if isinstance(taken, Conflict):
-        raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
+        raise taken.first.refusal
     return taken
 
 

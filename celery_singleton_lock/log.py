@@ -68,7 +68,7 @@ class Log(logging.Filter):
 
     def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
         """Name the holder that is in the way of a call, and what has become of that call."""
-        of_holder: dict[str, Any] = {"state": holder.state, "age": holder.age, "remaining": holder.expires_in}
+        of_holder: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
         told = {"key": key, "task_id": task_id, "holder": holder.task_id, **of_holder, "outcome": outcome}
         self.write(level, "lock.conflict", **told)
 

@@ -17,7 +17,7 @@ from celery.app.routes import MapRoute
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
+from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
@@ -442,7 +442,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
     note(store_of(task.app), key, "conflict", "unpublished", task.name, call, found.task_id)
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
-        raise LockHeld(key, found.task_id, found.expires_in, found.state)
+        raise found.refusal
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ from celery_singleton_lock.log import log, shown
 from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.options import Lockable
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
+from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
 # A lease that is renewed always has two thirds of its ttl left, so half of the rest is at least the time to a renewal.
@@ -43,7 +43,7 @@ class Plan:
     name: str | None = None
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()
-    turns: Sequence[LeftMark] = ()
+    turns: Sequence[Holder] = ()
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
@@ -139,7 +139,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
         if survey.holders:
             held += 1
         else:
-            marks += [row for row in rows_of(survey) if row.state in ("queued", "next")]
+            marks += [row for row in rows_of(survey) if row.about.is_queued_or_next]
     return marks, held
 
 

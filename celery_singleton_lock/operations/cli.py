@@ -29,7 +29,6 @@ from celery_singleton_lock.operations.rows import (
     event_facts,
     events_table,
     facts_and_rows,
-    facts_of,
     table,
     tasks_by_lock,
 )
@@ -306,7 +305,7 @@ def _show_lock(locks: Locks, survey: LockState, *, is_json: bool) -> None:
             "key": survey.key,
             "limit": limit,
             "fence": survey.fence,
-            "holders": [facts_of(row.about) for row in rows if row.state == "held"],
+            "holders": [row.facts for row in rows if row.about.has_lease],
             "waiters": survey.waiters,
             "queued": survey.queued,
             "next": survey.next,

@@ -23,7 +23,7 @@ from celery_singleton_lock.log import shown
 from celery_singleton_lock.options import as_set, prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Holder, LeftMark, LockState, lock_name_of
+from celery_singleton_lock.stores.records import Holder, HolderState, LockState, lock_name_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -39,7 +39,7 @@ _BEGIN = 8
 _DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
-"""Of a holder; a mark has some of them."""
+_OF_A_MARK = ("task_name", "task_id", "label")
 _OF_EVENT = ("event", "outcome", "key", "task_name", "task_id", "label", "holder_task_id", "hostname", "pid")
 _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "text")
 
@@ -49,7 +49,9 @@ class Row:
     """A holder, a mark, or a call that waits."""
 
     lock: LockState
-    about: Holder | LeftMark
+    about: Holder
+    has_place: bool = False
+    """The row is of a holder, or of the cool-down that a run has left. A mark and a turn have no place."""
     queued_for: float | None = None
     """Seconds for which a queued call is due, if this app knows its task."""
     due_in: float | None = None
@@ -57,8 +59,8 @@ class Row:
 
     @property
     def state(self) -> str:
-        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`."""
-        return self.about.state
+        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`; of a holder, `asked_by` tells the rest."""
+        return str(HolderState.HELD if self.about.has_lease else self.about.state)
 
     @property
     def name(self) -> str:
@@ -75,27 +77,22 @@ class Row:
     @property
     def age(self) -> float | None:
         """Seconds since it is held, or, of a queued call, since it is due."""
-        if isinstance(self.about, LeftMark):
-            return self.queued_for
-        return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
+        if self.has_place:
+            return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
+        return self.queued_for
 
     @property
     def left(self) -> float | None:
         return None if self.lock.problem else self.about.expires_in
 
-    @property
-    def is_unrenewed(self) -> bool:
-        """Its holder has died, is paused, or is cut off from the store."""
-        return isinstance(self.about, Holder) and self.about.is_unrenewed
-
-    def waits_for(self, turn: LeftMark) -> float:
+    def waits_for(self, turn: Holder) -> float:
         """Seconds since the call of a turn was refused first."""
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
     def queue(self) -> str | None:
         """The queue in which a queued call is, if its publisher knew that."""
-        return self.about.queue if isinstance(self.about, LeftMark) else None
+        return self.about.queue
 
     @property
     def note(self) -> str | None:
@@ -112,18 +109,29 @@ class Row:
         """Who has asked the holder to stop."""
         return self.lock.asked_by.get(self.about.token)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that JSON has, in the words of the docs; most are known of a place only."""
+        known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
+        at = self.about.acquired_at.isoformat() if self.has_place else None
+        return {**known, "acquired_at": at, "expires_in": None if self.left is None else round(self.left, 3)}
+
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
         known = {
             "key": self.lock.key,
             "state": in_json(self.state),
-            **facts_of(self.about),
+            **self.facts,
             "waiters": self.lock.waiters,
         }
         queued_for = None if self.queued_for is None else round(self.queued_for, 3)
         due_in = None if self.due_in is None else round(self.due_in, 3)
         rare = {"queue": self.queue, "queued_for": queued_for, "due_in": due_in, "place": self.place}
-        rare |= {"asked_by": self.asked_by, "not_renewed": self.is_unrenewed or None, "problem": self.lock.problem}
+        rare |= {
+            "asked_by": self.asked_by,
+            "not_renewed": self.about.is_unrenewed or None,
+            "problem": self.lock.problem,
+        }
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -198,7 +206,7 @@ class Locks:
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
-        return sorted(rows, key=lambda row: (row.state != "held", -(row.age or 0.0), row.lock.key))
+        return sorted(rows, key=lambda row: (not row.about.has_lease, -(row.age or 0.0), row.lock.key))
 
 
 def _event_in(text: str) -> dict[str, Any] | None:
@@ -215,7 +223,7 @@ def _event_in(text: str) -> dict[str, Any] | None:
 def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     """The same; of a queued call, with its task, and with the time for which it is due."""
     mark = row.about
-    if row.name not in tasks or not isinstance(mark, LeftMark) or mark.state != "queued":
+    if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
     task, *others = tasks[row.name]
     # Of several tasks with one lock name, the mark does not say which it is.
@@ -244,28 +252,18 @@ def in_json(state: str) -> str:
     return "quiet" if state == "cooldown" else state
 
 
-def facts_of(about: Holder | LeftMark) -> dict[str, Any]:
-    """What JSON has of it, in the words of the docs."""
-    facts = {name: getattr(about, name, None) for name in _FACTS}
-    facts["expires_in"] = None if about.state == "unreadable" else round(about.expires_in, 3)
-    if isinstance(about, Holder):
-        facts["acquired_at"] = about.acquired_at.isoformat()
-    return facts
-
-
-def worker_of(about: Holder | LeftMark) -> str:
+def worker_of(about: Holder) -> str:
     """Hostname and process, as far as they are known."""
-    parts = getattr(about, "hostname", None), getattr(about, "pid", None)
-    return ":".join(str(part) for part in parts if part is not None)
+    return ":".join(str(part) for part in (about.hostname, about.pid) if part is not None)
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
     """Its holders and marks; and those that wait, or only the first of them where they are all that there is."""
     if survey.problem is not None:
-        return [Row(survey, LeftMark("unreadable", "", 0.0))]
-    found: list[Holder | LeftMark] = [*survey.places, *survey.marks]
+        return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
+    found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
     number = len(survey.turns) if with_turns else int(not found)
-    return [Row(survey, each) for each in (*found, *survey.turns[:number])]
+    return found + [Row(survey, each) for each in survey.turns[:number]]
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
@@ -329,7 +327,7 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     columns: dict[str, list[str | None]] = {
         "LOCK": [row.name for row in rows],
         "LABEL": [row.note for row in rows],
-        "STATE": ["not renewed" if row.is_unrenewed else row.state for row in rows],
+        "STATE": ["not renewed" if row.about.is_unrenewed else row.state for row in rows],
         "QUEUE": [row.queue for row in rows],
         "TASK ID": [row.about.task_id for row in rows],
         "WORKER": [row.worker for row in rows],

@@ -107,7 +107,7 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
     """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
-    if queued.fence or queued.token:
+    if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
     # Celery publishes what is linked to the last step before the step's end is stored.
@@ -148,17 +148,18 @@ def _look_for_its_run(run: Run) -> None:
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
     """The holder runs this very publication, though nothing on the message says that it was delivered before."""
-    twins = [each for each in conflict.holders if each.task_id == run.task_id and each.fence]
+    twins = [each for each in conflict.holders if each.task_id == run.task_id and not each.goes_before]
     is_same = any(each.published == run.notes.first_published for each in twins)
     return run.can_be_requeued and is_same and not conflict.is_own
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     """The run replaces the holder, or has its task id, so a result of this run would overwrite the holder's."""
-    has_its_id = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
+    begun = [holder for holder in conflict.holders if not holder.goes_before]
+    has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
     # A fence is given once.
-    replaces_it = origin is not None and origin.fence in {holder.fence for holder in conflict.holders if holder.fence}
+    replaces_it = origin is not None and any(holder.fence == origin.fence for holder in begun)
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
@@ -206,7 +207,7 @@ def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         finish_copy(run, answer)
     # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
-    is_early = run.is_later_attempt and not answer.first.fence
+    is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()

@@ -14,7 +14,7 @@ from celery.result import EagerResult
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.runs.delivery import run_of
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Holder, HolderState
 
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
@@ -156,9 +156,9 @@ def has_result(task: Task, holder: Holder) -> bool:
     """
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
-    # The store does not know the task name of a waiter, so it may be an item.
-    is_waiter = holder.token and not (holder.fence or holder.is_on_hold)
-    if is_lock or is_item or is_waiter or holder.call_ended or not holder.keeps_result:
+    # The store does not know the task of a turn, which may be that of an item.
+    has_turn = holder.state is HolderState.WAITING
+    if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:
         return False
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
 

@@ -161,8 +161,7 @@ def has_ended(task: Task, found: Holder) -> bool:
 
     For example, Celery stores REVOKED long before the message of the call comes.
     """
-    is_queued = found.task_id is not None and not (found.fence or found.token)
-    return is_queued and final_result(task, str(found.task_id), found.published) is not None
+    return found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:

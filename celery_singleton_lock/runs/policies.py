@@ -20,7 +20,7 @@ from celery_singleton_lock.runs.endings import final_result, has_result, why_unr
 from celery_singleton_lock.runs.notes import NEXT_RUN
 from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of, requeue
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, LockState, Succession
+from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, HolderState, LockState, Succession
 
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
@@ -97,7 +97,7 @@ class Skip(Policy):
         holder = conflict.first
         run.report_conflict(holder, "skipped")
         # A result is read much later, so it does not say for how long.
-        return run.skip(str(run.held_by(holder)).partition(";")[0], "skipped", holder.task_id)
+        return run.skip(str(holder.refusal).partition(";")[0], "skipped", holder.task_id)
 
 
 class Raise(Policy):
@@ -164,7 +164,7 @@ class NextRun(Requeues):
         if successor is None or successor == run.task_id:
             # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
             _requeue(run, conflict, newest="next" if run.notes.newest or successor else "")
-        coming = replace(conflict.first, task_id=successor, token="", fence=0)
+        coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
         run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
         return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
 
@@ -179,7 +179,7 @@ class Join(Requeues):
             return ASKS
         (state,) = run.store.survey([run.key])
         for holder in state.holders:
-            if holder.task_id == joins and not holder.is_on_hold:
+            if holder.task_id == joins:
                 _join(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
         # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
         return _result_of(run, joins, state)
@@ -202,7 +202,7 @@ POLICIES: dict[OnConflict, Policy] = {
 
 def _raise_held(run: Run, holder: Holder) -> NoReturn:
     run.report_conflict(holder, "raised")
-    raise run.held_by(holder)
+    raise holder.refusal
 
 
 def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
@@ -216,7 +216,7 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
-    requeue(run, run.held_by(holder), delay, rank=rank, **notes)
+    requeue(run, holder.refusal, delay, rank=rank, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
@@ -281,12 +281,13 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     # If there is no end of an earlier call with its id, any end is its own, and no two clocks have to be compared.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
-    return {"joins": joins, "joins_fence": holder.fence or at, "joins_since": since, "free_since": 0}
+    fence = at if holder.goes_before else holder.fence
+    return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
 
 def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "joined")
-    requeue(run, run.held_by(holder), delay_of(run, JOINED), **notes)
+    requeue(run, holder.refusal, delay_of(run, JOINED), **notes)
 
 
 def _result_of(run: Run, joins: str, state: LockState) -> Ended | Asks:

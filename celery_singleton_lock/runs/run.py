@@ -32,7 +32,7 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import REASONS_TO_STOP, LockHeld, LockLost, LostReason
+from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.deadman import DeadMan
@@ -261,9 +261,6 @@ class Run:
             log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     # How it ends without its body.
-
-    def held_by(self, holder: Holder) -> LockHeld:
-        return LockHeld(self.key, holder.task_id, holder.expires_in, holder.state)
 
     def skip(self, text: str, reason: Reason, holder: str | None = None) -> Any:
         """The result of a skipped run, if it has one; otherwise it ends as REVOKED."""

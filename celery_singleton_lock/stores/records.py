@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Literal
 from urllib.parse import unquote
 
-from celery_singleton_lock.errors import HolderState, LostReason
+from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
@@ -131,17 +131,31 @@ class Slot:
     sent: int = 0  # when the entry was last sent, or began; 0 if never, -1 to forget the entry
 
 
+class HolderState(StrEnum):
+    """A holder of a key, or a call that goes before it, by the word for what it has in the store."""
+
+    HELD = "held"  # a lease
+    ASKED_TO_STOP = "asked to stop"  # a lease that its successor, or a person, wants it to give back
+    COOLDOWN = "cooldown"  # nothing but a cool-down, which keeps the key after its run, or after its publishing
+    QUEUED = "queued"  # the mark of the call that is unique in the queue
+    NEXT = "next"  # the mark of the successor
+    WAITING = "waiting"  # a turn
+    ENDED = "ended"  # nothing any more: its run has just ended, or has begun and superseded an older call
+    UNREADABLE = "unreadable"  # something that is no lock: the key is another program's, or damaged
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of a lock, as it described itself when it took it.
+    """A holder of a lock, as it described itself when it took it; or a call that holds nothing, but goes before.
 
     Attributes:
         key: The lock key.
         token: The right to release the lock, so no log shows it.
-        fence: A number greater than that of any earlier holder.
-        acquired_at: The moment of the grant by the store's clock.
-        expires_in: Seconds until its lease ends, unless it is renewed.
-        task_id: The task id of its call. None for a `Lock`.
+        state: `held`, `asked to stop`, `cooldown` or `ended`. `queued`, `next` or `waiting` of a call that goes before.
+        acquired_at: The moment of the grant by the store's clock. Without a grant, the moment of the answer.
+        expires_in: Seconds until its lease, mark or turn ends, unless it is renewed.
+        fence: A number greater than that of any earlier holder. 0 without a grant.
+        task_id: The task id of its call. None for a `Lock`, and empty for the turn of a `Lock`.
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
         label: The text that its `lock_label` has made of the call.
@@ -149,13 +163,19 @@ class Holder:
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
             example, gives its result to its caller only.
         call_ended: Its call has ended, although its run may go on. The next call may be published.
+        due_for: Seconds between the moment at which a queued call is due and the end of its mark. 0 if those are
+            `lock_queue_ttl`.
+        queue: The queue to which a queued call was published, if its publisher knew it.
+        is_unheard: Nobody listened when the turn was called, so others are called in its place.
+        refused_at: When the call of a turn was refused first, in microseconds.
     """
 
     key: str
     token: str = field(repr=False)
-    fence: int
+    state: HolderState
     acquired_at: datetime
     expires_in: float
+    fence: int = 0
     task_id: str | None = None
     task_name: str | None = None
     hostname: str | None = None
@@ -166,28 +186,47 @@ class Holder:
     ttl: float = 0.0
     keeps_result: bool = True
     call_ended: bool = False
+    due_for: float = 0.0
+    queue: str | None = None
+    is_unheard: bool = False
+    refused_at: int = 0
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
         """A former holder, of which little more than the task id is known."""
-        return cls(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
+        return cls(key, "", HolderState.ENDED, datetime.now(UTC), 0.0, task_id=task_id, attempt=attempt)
 
     @property
-    def is_on_hold(self) -> bool:
-        """The run has ended, and its `min_hold` still keeps the place."""
-        return self.token.startswith("~")
+    def has_lease(self) -> bool:
+        return self.state in (HolderState.HELD, HolderState.ASKED_TO_STOP)
+
+    @property
+    def is_queued_or_next(self) -> bool:
+        return self.state in (HolderState.QUEUED, HolderState.NEXT)
+
+    @property
+    def goes_before(self) -> bool:
+        """Its call holds nothing yet, and runs before a newcomer."""
+        return self.is_queued_or_next or self.state is HolderState.WAITING
 
     @property
     def is_unrenewed(self) -> bool:
         """More than half of its ttl is over, so a renewal, due each third, has not come."""
-        return bool(self.fence) and not self.is_on_hold and self.expires_in < self.ttl / 2
+        return self.has_lease and self.expires_in < self.ttl / 2
 
     @property
-    def state(self) -> HolderState:
-        """`held`; `cooldown`; `queued` if it goes before, and holds nothing yet; or `ended`."""
-        if self.fence or self.is_on_hold:
-            return "cooldown" if self.is_on_hold else "held"
-        return "queued" if self.expires_in > 0 else "ended"
+    def refusal(self) -> LockHeld:
+        """The error of a call that finds it in the way."""
+        return LockHeld(self.key, self.task_id, self.expires_in, self.state_in_log)
+
+    @property
+    def state_in_log(self) -> LockHeldState:
+        """Its state in the words of the log and of `LockHeld`."""
+        if self.has_lease:
+            return "held"
+        if self.goes_before:
+            return "queued"
+        return "cooldown" if self.state is HolderState.COOLDOWN else "ended"
 
     @property
     def age(self) -> float:
@@ -273,36 +312,6 @@ RELEASES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LeftMark:
-    """A mark, or a turn, of a call that holds no lease.
-
-    Attributes:
-        state: `queued`, `next` or `cooldown` of a mark, `waiting` of a turn, `unreadable` of a key that cannot be read.
-        task_id: The task id of the call. Empty for a `Lock` that waits.
-        expires_in: Seconds until it has no effect any more.
-        task_name: The name of the task, if known.
-        label: The text that operators read beside the key, if there is one.
-        due_for: Seconds between the moment at which a queued call is due and the end of its mark. 0 if those are
-            `lock_queue_ttl`.
-        queue: The queue to which a queued call was published, if its publisher knew it.
-        token: The token of a turn.
-        is_unheard: Nobody listened when the turn was called, so others are called in its place.
-        refused_at: When the call of a turn was refused first, in microseconds. 0 of a mark.
-    """
-
-    state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
-    task_id: str
-    expires_in: float
-    task_name: str | None = None
-    label: str | None = None
-    due_for: float = 0.0
-    queue: str | None = None
-    token: str = field(default="", repr=False)
-    is_unheard: bool = False
-    refused_at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LockState:
     """All that is known of a key.
 
@@ -327,23 +336,23 @@ class LockState:
     at: int = 0
     fence: int | None = None
     places: tuple[Holder, ...] = ()
-    marks: tuple[LeftMark, ...] = ()
+    marks: tuple[Holder, ...] = ()
     waiters: int = 0
-    turns: tuple[LeftMark, ...] = ()
+    turns: tuple[Holder, ...] = ()
     asked_by: Mapping[str, str] = field(default_factory=dict, repr=False)
     problem: str | None = None
 
     @property
     def holders(self) -> list[Holder]:
-        return [holder for holder in self.places if not holder.is_on_hold]
+        return [holder for holder in self.places if holder.has_lease]
 
     @property
     def queued(self) -> str | None:
-        return self._marked("queued")
+        return self._marked(HolderState.QUEUED)
 
     @property
     def next(self) -> str | None:
-        return self._marked("next")
+        return self._marked(HolderState.NEXT)
 
     @property
     def waiting(self) -> int:
@@ -351,9 +360,8 @@ class LockState:
 
     @property
     def cooldown_until(self) -> datetime | None:
-        ends_in = [place.expires_in for place in self.places if place.is_on_hold]
-        ends_in += [mark.expires_in for mark in self.marks if mark.state == "cooldown"]
+        ends_in = [each.expires_in for each in (*self.places, *self.marks) if each.state is HolderState.COOLDOWN]
         return datetime.fromtimestamp(self.at / 1_000_000 + max(ends_in), UTC) if ends_in else None
 
-    def _marked(self, state: str) -> str | None:
-        return next((mark.task_id for mark in self.marks if mark.state == state), None)
+    def _marked(self, state: HolderState) -> str | None:
+        return next((mark.task_id for mark in self.marks if mark.state is state), None)

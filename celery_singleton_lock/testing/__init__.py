@@ -281,7 +281,7 @@ def _queued(target: _Target) -> Iterator[Holder]:
     if found is not None:
         raise _taken(target, found)
     try:
-        yield Holder.former(target.key, HELD_BY_TEST)
+        yield next(each for each in target.store.survey([target.key])[0].marks if each.task_id == HELD_BY_TEST)
     finally:
         with suppress(StoreError):
             target.store.unmark(target.key, HELD_BY_TEST)

@@ -20,7 +20,7 @@ from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_facts
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, lock_name_of
+from celery_singleton_lock.stores.records import lock_name_of
 from celery_singleton_lock.stores.redis.answers import in_short
 
 T = TypeVar("T")
@@ -200,10 +200,10 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
     counted = set()
     for row in (row for row in rows if not row.is_beat):
         total = totals[name_of(row)]
-        if row.state == "held":
+        if row.about.has_lease:
             total.held += 1
             total.longest = max(total.longest, row.age or 0.0)
-        elif row.state in ("queued", "next"):
+        elif row.about.is_queued_or_next:
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
         if row.lock.key not in counted:
@@ -259,7 +259,7 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
     """
     rows = seen.rows
     last_hour = [event for event in events or () if event["at"] > (seen.at - _HOUR).isoformat()]
-    dead = len([row for row in rows if row.is_unrenewed])
+    dead = len([row for row in rows if row.about.is_unrenewed])
     waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
     wrong = [event for event in last_hour if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
     faults = {
@@ -300,7 +300,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         turns = () if row.lock.key in named else row.lock.turns
         named.add(row.lock.key)
         waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns[:_MOST_WAITERS]]
-        since = duration(row.age) if isinstance(row.about, Holder) or row.age is None else f"due{_for(row.age)}"
+        since = duration(row.age) if row.has_place or row.age is None else f"due{_for(row.age)}"
         told = {
             "name": row.name,
             "note": row.note or "",
@@ -324,9 +324,9 @@ def _for(seconds: float | None) -> str:
 
 def _bar_of(row: Row) -> dict[str, str] | None:
     """The bar of what is left of a lease, as texts: a template may write numbers as its reader's country does."""
-    if not isinstance(row.about, Holder) or row.state != "held" or not row.about.ttl:
-        return None
     ttl = row.about.ttl
+    if not (row.about.has_lease and ttl):
+        return None
     return {
         "ttl": duration(ttl),
         "max": f"{ttl:g}",

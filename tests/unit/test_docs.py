@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
 from functools import cache
 from inspect import getdoc
 from itertools import product
@@ -27,7 +28,7 @@ from celery_singleton_lock.operations.rows import Row, table
 from celery_singleton_lock.runs import run
 from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
-from celery_singleton_lock.stores.records import LeftMark, LockState
+from celery_singleton_lock.stores.records import Holder, HolderState, LockState
 
 ROOT = Path(__file__).parents[2]
 MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
@@ -308,7 +309,8 @@ def test_every_check_is_told() -> None:
 
 
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:
-    row = Row(LockState("singleton:v3:{a:00}"), LeftMark("queued", "id", 1.0))
+    key = "singleton:v3:{a:00}"
+    row = Row(LockState(key), Holder(key, "", HolderState.QUEUED, datetime.now(UTC), 1.0))
     head: list[Any] = table([row]).splitlines()[0].split()
     heads = [line.split() for line in COMMANDS.splitlines() if line.startswith("LOCK ")]
     (shown,) = re.findall(r"^\[.*\]$", COMMANDS, re.MULTILINE)[:1]

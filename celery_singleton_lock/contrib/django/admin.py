@@ -89,7 +89,7 @@ class LockAdmin(admin.ModelAdmin):
 
 def _named_by_button(row: Row) -> str | None:
     """The holder that its button asks to stop; empty if the button drops marks, and None if there is no button."""
-    if row.state == "held" and not row.is_beat and not row.asked_by:
+    if row.about.has_lease and not row.is_beat and not row.asked_by:
         return row.about.task_id or row.worker
     return None if row.lock.holders or row.lock.problem else ""
 

@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.records import (
     Facts,
     Grant,
     Holder,
-    LeftMark,
+    HolderState,
     LockState,
     Place,
     Slot,
@@ -44,6 +44,8 @@ _SEPARATOR = "\x1f"
 _NO_RESULT = "no-result"
 # In the grant of a run that goes on although its call has ended.
 _ENDED = "ended"
+# Begins the token in a place that a cool-down keeps.
+_COOLDOWN = "~"
 # Leases in one script, which blocks the server for about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 STOPPED_SHORT = 8
@@ -210,7 +212,7 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
     holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
     # Calls without a place are in the order of their turns.
-    return sorted(holders, key=lambda holder: holder.expires_in) if rows and rows[0] else holders
+    return sorted(holders, key=lambda holder: 0.0 if holder.goes_before else holder.expires_in)
 
 
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
@@ -219,22 +221,27 @@ def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None)
 
 
 def _holder(
-    key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
+    key: str, now: int, place: int | str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
-    # A row without a place is a call that goes before. The publication is all that is known of its grant.
+    # A call that goes before has the word for its state instead of a place, and its publication instead of a grant.
+    has_place = isinstance(place, int)
+    state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
+    if isinstance(place, str):
+        state = HolderState(place)
     task_name, label = _name_and_label_in(name)
-    facts = _numbers_in(grant, 6) if place else [now, -now, 0, 0, 0, int(grant or 0)]
+    facts = _numbers_in(grant, 6) if has_place else [now, -now, 0, 0, 0, int(grant or 0)]
     since, ahead, ttl, pid, attempt, published = facts
     words = grant.split(" ")
     return Holder(
         key=key,
         token=token,
+        state=state,
         fence=since + ahead,
         acquired_at=datetime.fromtimestamp(since / 1_000_000, UTC),
         expires_in=(int(deadline) - now) / 1_000_000,
         task_id=task_id or None,
         # A task's name that is the name of the lock is not stored.
-        task_name=task_name or (lock_name_of(key) if place and task_id else None),
+        task_name=task_name or (lock_name_of(key) if has_place and task_id else None),
         hostname=hostname or None,
         pid=pid or None,
         attempt=attempt,
@@ -243,7 +250,7 @@ def _holder(
         ttl=ttl / 1000,
         keeps_result=_NO_RESULT not in words,
         # In a cool-down no run goes on.
-        call_ended=_ENDED in words and not token.startswith("~"),
+        call_ended=_ENDED in words and state is HolderState.HELD,
     )
 
 
@@ -303,24 +310,30 @@ def _state_in(key: str, reply: Any) -> LockState:
 def _survey_in(
     key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any, foreign: str
 ) -> LockState:
-    def seconds(until: str) -> float:
-        return (int(until) - now) / 1_000_000
-
-    holders = tuple(holders_in(key, now, rows))
+    at = datetime.fromtimestamp(now / 1_000_000, UTC)
     # A task's name that is the name of the lock is not stored.
     names = {"next": lock_name_of(key)}
-    left = tuple(
-        LeftMark(
-            state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000, queue or None
-        )
-        for state, until, task_id, name, label, due_for, queue in marks
-    )
+
+    def call(state: str, until: str, task_id: str, *of_mark: Any, token: str = "", **of_turn: Any) -> Holder:
+        name, label, due, queue = of_mark or ("", "", 0, "")
+        known = {"task_name": name or names.get(state), "label": label or None, "queue": queue or None, **of_turn}
+        ends_in, due_for = (int(until) - now) / 1_000_000, int(due) / 1000
+        return Holder(key, token, HolderState(state), at, ends_in, task_id=task_id, due_for=due_for, **known)
+
+    left = tuple(call(*mark) for mark in marks)
     turns = tuple(
-        LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard), refused_at=int(rank))
+        call("waiting", until, task_id, token=token, is_unheard=bool(is_unheard), refused_at=int(rank))
         for until, task_id, token, is_unheard, rank in queue
     )
+    # Each holder that was asked to stop, by its token; with the person, if a person has asked.
+    stops = dict(asked)
+    holders = tuple(
+        replace(each, state=HolderState.ASKED_TO_STOP) if each.token in stops else each
+        for each in holders_in(key, now, rows)
+    )
+    by = {token: name for token, name in stops.items() if name}
     problem = _FOREIGN + foreign if foreign else None
-    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, dict(asked), problem)
+    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)
 
 
 def milliseconds(seconds: float) -> str:

@@ -234,7 +234,7 @@ class Store:
 
         In its way is another queued call, or a call whose cool-down keeps the key. If *limit* is not 0, and at least so
         many runs hold the key, one of them is. No other call of the key is published for *cooldown* seconds.
-        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `LeftMark`. The
+        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`. The
         *newest* call takes the place of a queued call that was published before.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"

@@ -1,9 +1,11 @@
 """What a person sees of locks, and how a person frees one."""
 
+import dataclasses
 import threading
+from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, LockState, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, HolderState, LockState, Release, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -12,13 +14,16 @@ from tests.contract.asking import (
     SHORT,
     Contract,
     Waiter,
+    again,
     call,
     claim,
+    found,
     granted,
     mark_queued,
     queued,
     refused,
     succeed,
+    succeeding,
     tokens,
 )
 
@@ -79,6 +84,59 @@ class Breaking(Contract):
         assert [turn.task_id for turn in here.turns] == ["id-of-w", ""]
         assert all(turn.expires_in > 0 for turn in here.turns)
         assert other.turns == ()
+
+    def test_whatever_keeps_a_call_out_says_what_it_is(self, store: Store) -> None:
+        def in_the_way(**wanted: Any) -> tuple[str | None, HolderState]:
+            first = refused(store.acquire(dataclasses.replace(claim("n"), **wanted))).first
+            return first.task_id, first.state
+
+        mark_queued(store, "id-of-q", cooldown=20.0)
+        assert in_the_way(heeds_queued=True) == ("id-of-q", HolderState.QUEUED)
+        store.unmark(KEY, "id-of-q", ends_cooldown=False)
+        assert found(mark_queued(store, "id-of-p")).state is HolderState.COOLDOWN
+        granted(store.acquire(claim("a", task_id="id-of-a", min_hold=20.0)))
+        assert in_the_way() == ("id-of-a", HolderState.HELD)
+        store.release(claim("a", min_hold=20.0), 1)
+        assert in_the_way() == ("id-of-a", HolderState.COOLDOWN)
+        older, newer = call("id-of-o", 1.0), call("id-of-r", 2.0)
+        succeed(store, older, "rerun")
+        succeed(store, newer, "rerun")
+        self.pass_time(21.0)
+        assert in_the_way() == ("id-of-r", HolderState.NEXT)
+        granted(store.acquire(again(succeeding(newer, "rerun"))))
+        store.release(newer, 1)
+        assert refused(store.acquire(again(succeeding(older, "rerun")))).first.state is HolderState.ENDED
+        granted(store.acquire(claim("b")))
+        with self.waiting(store, "w"):
+            store.release(claim("b"), 1)
+            assert in_the_way() == (None, HolderState.WAITING)
+
+    def test_a_holder_that_was_asked_to_stop_says_so_and_no_other_does(self, store: Store) -> None:
+        # They end in another order than that of their places.
+        for token, ttl in (("a", 30.0), ("b", 20.0), ("c", 10.0)):
+            granted(store.acquire(claim(token, ttl=ttl, limit=3)))
+        assert broken(store, "b") == (["b"], [])
+
+        survey = surveyed(store)
+
+        assert survey.asked_by == {"b": ALICE}
+        assert {each.token: each.state for each in survey.places} == {
+            "a": HolderState.HELD,
+            "b": HolderState.ASKED_TO_STOP,
+            "c": HolderState.HELD,
+        }
+        assert tokens(survey.holders) == ["a", "b", "c"]
+
+    def test_a_holder_that_its_successor_has_asked_to_stop_says_so_as_well(self, store: Store) -> None:
+        granted(store.acquire(claim("a")))
+        newer = call("id-of-r", 1.0)
+        succeed(store, newer, "replace")
+        assert surveyed(store).holders[0].state is HolderState.HELD, "its message is not back in the broker yet"
+
+        refused(store.acquire(again(succeeding(newer, "replace"))))
+
+        survey = surveyed(store)
+        assert (survey.holders[0].state, survey.asked_by) == (HolderState.ASKED_TO_STOP, {})
 
     # Asking a holder to end.
 

@@ -147,7 +147,6 @@ if newer and looks then
   return looked(true, 0, now)
 elseif newer then
   local holders = described(key, places, A_FEW)
-  newer.deadline = math.max(newer.deadline, now)
   return refused(newer.task_id, #holders > 0 and holders or described_turns({newer}))
 end
 

@@ -72,7 +72,7 @@ end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
 elseif cooling and cooling.task_id ~= task_id and not words.sent then
-  cooling.token = '~' -- described as a place in a cool-down
+  cooling.word = 'cooldown'
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooling}))
 end
 local sooner = 0

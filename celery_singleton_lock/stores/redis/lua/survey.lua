@@ -9,7 +9,7 @@
 --            end the call is due or 0, and the queue
 --   holders  all of them, seven values each
 --   turns    of the first that wait: the end of the turn, task id, token, 1 if unheard, the moment of its rank
---   asked    of each holder that a person has asked to end: its token, and who has asked
+--   asked    of each holder that was asked to stop: its token, and the person who has asked, if it was one
 --   foreign  why this is another program's hash
 
 -- @include time
@@ -60,7 +60,8 @@ if line then
 end
 local places = read_places(key, tonumber(known[1] or 1))
 for _, each in ipairs(places) do
-  local by = each.alive and redis.call('HGET', key, 'broken:' .. each.token)
-  asked[#asked + 1] = by and {each.token, by} or nil
+  if each.alive and each.asked_to_stop then
+    asked[#asked + 1] = {each.token, redis.call('HGET', key, 'broken:' .. each.token) or ''}
+  end
 end
 return {now, known[2] or '', waiters, marks, described(key, places, math.huge), turns, asked, foreign}

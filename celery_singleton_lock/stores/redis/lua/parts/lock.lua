@@ -178,12 +178,14 @@ function described(key, places, most)
   return holders
 end
 
--- A few of the calls that go before, told as holders without a place. Instead of a grant they have their publication.
+-- A few of the calls that go before, told as holders. Instead of a place they have the word for their state, and instead of
+-- a grant their publication.
 function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do
     local each = turns[i]
-    add_values(holders, {'', each.token or '', integer(each.deadline), integer(each.published or 0), each.task_id, '', ''})
+    local until_when, published = integer(math.max(each.deadline, now)), integer(each.published or 0)
+    add_values(holders, {each.word, each.token or '', until_when, published, each.task_id, '', ''})
   end
   return holders
 end

@@ -21,6 +21,7 @@ function mark_of(value)
     return {
       deadline = deadline, task_id = task_id_of(value), label = label, queue = queue, published = tonumber(published) or 0,
       due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0, first = tonumber(first) or 0,
+      word = 'queued',
     }
   end
 end

@@ -11,7 +11,7 @@ function successor_in(value)
   if deadline then
     return {
       deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),
-      policy = policy, task_id = task_id, task_name = task_name,
+      policy = policy, task_id = task_id, task_name = task_name, word = deadline == '0' and 'ended' or 'next',
     }
   end
 end
