@@ -32,13 +32,13 @@ from celery_singleton_lock.options import (
 )
 from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish, queue_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
-from celery_singleton_lock.runs.admission import Admitted, admit
+from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
 from celery_singleton_lock.runs.notes import HEADER, Notes, Origin, text_of
 from celery_singleton_lock.runs.policies import telling_joiners
-from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Run
+from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -145,8 +145,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         try:
             with run:
                 answer = admit(run)
-                if isinstance(answer, Admitted):
-                    run.begins(answer.phase)
+                if isinstance(answer, Phase):
+                    run.begins(answer)
                     result: R_co = run_body(run, self.run if self._calls_body_itself else super().__call__)
                 else:
                     result = answer.unwrap()

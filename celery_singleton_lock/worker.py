@@ -128,7 +128,9 @@ class SingletonRequest(Request):
             key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
             if self.task.is_lockable() and key is not None:
                 options = self.task.lock_options
-                token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
+                published = notes.first_published
+                token = self.request_dict[DELIVERY][0]
+                facts = Facts(task_id=text_of(self.id), task_name=options.holder_name, published=published)
                 claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None

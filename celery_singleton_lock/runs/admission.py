@@ -1,12 +1,13 @@
-"""Admission of a run: one order of questions for every policy."""
+"""Admission of a run: one order of questions for every policy, and the one place where a refused run ends."""
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 from celery import Task
 from celery.app.task import Context
+from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -14,12 +15,13 @@ from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, is_later_attempt, redelivered_within
-from celery_singleton_lock.runs.marks import has_ended, unmark, workflows_of
+from celery_singleton_lock.runs.endings import Reason
+from celery_singleton_lock.runs.marks import has_ended, unmark, until_expired, workflows_of
 from celery_singleton_lock.runs.notes import Notes
-from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
-from celery_singleton_lock.runs.redelivery import finish_copy
-from celery_singleton_lock.runs.requeue import broker_delays, jittered, requeue
-from celery_singleton_lock.runs.run import Phase, Run
+from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, WaitsHere, count_wait, longest_wait
+from celery_singleton_lock.runs.redelivery import refused_copy
+from celery_singleton_lock.runs.requeue import broker_delays, jittered, publish_again
+from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
@@ -28,6 +30,8 @@ _FIRST_DELAY = 0.25
 _SHORTEST_PATIENCE = 0.5
 # Each call asks a store that stays away once in so many seconds.
 _LONGEST_DELAY = 60.0
+# The outcomes after which a call is requeued to ask once more.
+_POLLS = ("rescheduled", "joined")
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
     "run": "unlocked",
     "skip": "skipped",
@@ -36,18 +40,8 @@ _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
 }
 
 
-class Admitted(NamedTuple):
-    """The body may run, in this phase."""
-
-    phase: Phase
-
-
-UNDER_LEASE = Admitted(Phase.RUNNING)
-UNLOCKED = Admitted(Phase.UNLOCKED)
-
-
-def admit(run: Run) -> Admitted | Ended:
-    """Ask for the lock.
+def admit(run: Run) -> Phase | Ended:
+    """Ask for the lock; the phase in which the body may run, or the end of a run without its body.
 
     The store answers at once, in this order: is this message done, does it have a run that lives, does a newer call run
     in its place, do others go before it, is there a free place? What becomes of a refused run its policy decides.
@@ -56,22 +50,21 @@ def admit(run: Run) -> Admitted | Ended:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
     """
     policy = POLICIES[run.options.on_conflict]
-    if run.way is not FIRST or run.notes.newest:
+    notes = run.notes
+    # The defaults need nothing more than the claim of a new run, so most runs ask at once.
+    is_usual = run.way is FIRST and not (notes.newest or notes.marked or notes.joins)
+    if not is_usual:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
         if (longest := longest_wait(run)) < run.lease.claim.patience:
             run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest)
-        mode = run.options.mode
-        if mode == "until_executing":
-            return _begin_without_lease(run, policy)
-        is_usual = mode == "while_executing" and not (policy.takes_turns or policy.kind)
-        if not is_usual or run.way is COPY or run.notes.joins:
-            ended = _prepare(run, policy)
-            if isinstance(ended, Ended):
-                return ended
+        if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
+            settled = _prepare(run, policy)
+            if settled is not None:
+                return settled
         answer = run.lease.acquire()
-        return UNDER_LEASE if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
+        return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
@@ -79,19 +72,32 @@ def admit(run: Run) -> Admitted | Ended:
         return _unanswered(run, error)
 
 
-def _prepare(run: Run, policy: Policy) -> Ended | Asks:
-    """Do what comes before the question."""
-    _complete(run.claim, policy, run.options, is_later_attempt=run.is_later_attempt)
+def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
+    """Finish the claim, and settle what needs no lease; None if the run has to ask for one."""
+    notes = run.notes
+    options = run.options
+    claim = run.claim
+    _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
+    if options.mode == "until_executing":
+        return _begin_without_lease(run, policy)
+    if notes.marked:
+        # A run that waits in its slot was taken from its queue in time, so `expires` ends its mark no more.
+        expires = None if options.on_conflict == "wait" else run.request.expires
+        claim.queued_for = min(options.queue_ttl, until_expired(run.task, expires))
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # For as long as its message can be somewhere.
-        run.claim.turn_for = redelivered_within(run.options)
-        run.claim.rank = max(0, run.notes.rank) or run.notes.refused_at
-    if run.way is COPY and run.notes.joins:
-        _look_for_its_run(run)
-    return policy.before_acquire(run)
+        claim.turn_for = redelivered_within(options)
+        claim.rank = max(0, notes.rank) or notes.refused_at
+    if run.way is COPY and notes.joins:
+        # Before it looks for the result that it waits for; with a limit of 0 it gets no place.
+        answer = run.store.acquire(replace(claim, limit=0))
+        if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
+            return _carry_out(run, refused_copy(run, answer))
+    fate = policy.before_acquire(run)
+    return None if fate is None else _carry_out(run, fate)
 
 
-def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Admitted | Ended:
+def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
     """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
         # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
@@ -100,9 +106,42 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
         answer = run.lease.acquire()
     if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
         answer = run.lease.acquire()
-    if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
-        answer = policy.on_conflict(run, answer)
-    return UNDER_LEASE if isinstance(answer, Grant) else _finish_refused(run, policy, answer)
+    return _settle(run, policy, answer)
+
+
+def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
+    """Do what the last answer of the store, and the policy of the run, say."""
+    if isinstance(answer, Grant):
+        return RUNNING
+    if isinstance(answer, Done) or _is_of_its_call(run, answer):
+        return _carry_out(run, refused_copy(run, answer))
+    # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
+    is_early = run.is_later_attempt and answer.first.goes_before
+    would_be_lost = is_early or any(each.call_ended for each in answer.holders)
+    if would_be_lost and run.can_be_requeued:
+        policy = policy.for_later_attempt()
+    if policy.takes_turns:
+        # A turn ends with the message of its call.
+        run.notes.rank = answer.rank
+    fate = policy.on_conflict(run, answer)
+    if isinstance(fate, WaitsHere):
+        return _settle(run, policy, _wait(run, answer.first, fate.seconds))
+    return _carry_out(run, fate)
+
+
+def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
+    """Wait in line, and say so; the last answer. Without a grant, the turn is given back."""
+    log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
+    run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
+    try:
+        answer = run.lease.wait(seconds)
+    finally:
+        count_wait(run)
+    if isinstance(answer, Grant):
+        run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
+    else:
+        run.lease.release()
+    return answer
 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
@@ -120,30 +159,19 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     return True
 
 
-def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
+def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
     # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
     # newest one counts.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
-    _complete(run.claim, policy, run.options, is_later_attempt=run.is_later_attempt)
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
             run.claim.refused_at = run.claim.refused_at or conflict.at
-            return _finish_refused(run, policy, conflict)
+            return _settle(run, policy, conflict)
         run.notes = run.notes.of_the_call()
     return UNLOCKED
-
-
-def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy of a call that has joined, if its run lives or has ended.
-
-    It asks with a limit of 0, so it gets no place: it first has to look for the result that it waits for.
-    """
-    answer = run.store.acquire(replace(run.claim, limit=0))
-    if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
-        finish_copy(run, answer)
 
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
@@ -179,7 +207,9 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     return policy.without_broker(run)
 
 
-def _complete(claim: Claim, policy: Policy, options: LockOptions, *, is_later_attempt: bool) -> None:
+def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
+    """Add to the claim of a run what depends on its policy, and on what its call has asked for before."""
+    claim.newest = notes.newest
     # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
     claim.heeds_queued = options.unique_in_queue and not is_later_attempt and not policy.occupies_a_slot
     if policy.kind is not None and not is_later_attempt:
@@ -189,32 +219,73 @@ def _complete(claim: Claim, policy: Policy, options: LockOptions, *, is_later_at
 
 
 def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
-    """The claim of the run that a message will have.
-
-    A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
-    """
+    """The claim of the run that a message will have, as far as a main process can know it."""
     options = task.lock_options
-    policy = _of_newest(POLICIES[options.on_conflict], notes)
     claim.rank = notes.rank
-    claim.newest = notes.newest
-    claim.facts.task_name = options.holder_name
-    claim.facts.published = notes.first_published
-    _complete(claim, policy, options, is_later_attempt=is_later_attempt(Context(message), notes))
+    policy = _of_newest(POLICIES[options.on_conflict], notes)
+    _finish_claim(claim, policy, options, notes, is_later_attempt=is_later_attempt(Context(message), notes))
     return claim
 
 
-def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
-    if isinstance(answer, Done) or _is_of_its_call(run, answer):
-        finish_copy(run, answer)
-    # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
-    is_early = run.is_later_attempt and answer.first.goes_before
-    would_be_lost = is_early or any(each.call_ended for each in answer.holders)
-    if would_be_lost and run.can_be_requeued:
-        policy = policy.for_later_attempt()
-    return Ended(policy.finish(run, answer))
+# How a run ends without its body.
 
 
-def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
+def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
+    """End a run that does not get its lock, as its policy has decided.
+
+    Raises:
+        LockHeld, Ignore, Reject, Retry: The other ways to end.
+    """
+    if isinstance(fate, Ended):
+        return fate
+    outcome, holder = fate.outcome, fate.holder
+    if outcome == "parked":
+        publish_again(run, fate.delay)
+    _report(run, holder, outcome)
+    match outcome:
+        case "skipped" | "superseded":
+            return _skip(run, fate.words, outcome, holder.task_id)
+        case "raised":
+            raise holder.refusal
+        case "rescheduled" | "joined":
+            _requeue(run, holder.refusal, fate.delay, **fate.notes)
+    if outcome == "dropped" and run.way is not COPY:
+        # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
+        run.unmark()
+    run.was_passed_on = True
+    # Retry would store a state over that of the other delivery.
+    raise Ignore(f"{outcome}: the result is that of another run of this very task")
+
+
+def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
+    is_revoked = not run.options.skips_with_result
+    return run.revoked(words, reason, task_id) if is_revoked else Ended(run.options.skip_result)
+
+
+def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
+    """Requeue the call, as a task that retries is, but do not count it as a retry; see `Run.store_retry`.
+
+    Raises:
+        Retry: Always, unless it cannot be published.
+    """
+    run.store_retry(why, run.key, may_be_over=may_be_over)
+    raise Retry(str(why), exc=why, when=delay, sig=publish_again(run, delay, refused_at=run.claim.refused_at, **notes))
+
+
+def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
+    """Report what becomes of a refused run: in the log, in the history, by the signal, and by an event."""
+    # A call that asks every few seconds is still one call.
+    is_first = outcome not in _POLLS or not (run.notes.refused_at or run.notes.joins)
+    log.tell_of_conflict(logging.INFO if is_first else logging.DEBUG, run.key, run.task_id, holder, outcome)
+    if is_first:
+        count(run.store, run.key, "conflicts", run.task.name, outcome)
+        note(run.store, run.key, "conflict", outcome, run.task.name, run.claim.facts, holder.task_id)
+    signals.lock_conflict.send(sender=run.task, key=run.key, holder=holder, outcome=outcome)
+    # Not `task-...`: a monitor would take what follows for a state of the task.
+    run.send_event("lock-conflict", key=run.key, holder=holder.task_id, outcome=outcome)
+
+
+def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     """End a run whose question got no answer, or admit it without a lock, as `lock_on_store_error` says."""
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
@@ -232,13 +303,13 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
     if outcome == "unlocked":
         return UNLOCKED
     if outcome == "skipped":
-        return Ended(run.skip(str(error), "unanswered"))
+        return _skip(run, str(error), "unanswered", None)
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         # Only the store knows whether the run of which this is a copy has ended.
-        requeue(run, error, delay, may_be_over=run.way is COPY, unanswered=unanswered, rank=run.notes.rank)
+        _requeue(run, error, delay, may_be_over=run.way is COPY, unanswered=unanswered, rank=run.notes.rank)
     raise error
 
 

@@ -19,7 +19,7 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result
 from celery_singleton_lock.runs.marks import A_MOMENT, WORKFLOWS, unmark, workflows_of
 from celery_singleton_lock.runs.redelivery import ending_of
-from celery_singleton_lock.runs.run import UNLOCKED, Run
+from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
 from celery_singleton_lock.stores.records import marker_of
 
 
@@ -54,8 +54,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
                 log.write(logging.ERROR, "lock.finished_without_lease", text, **told)
             return result
-    _finish_preempted(run, reason)
-    return None
+    return _preempted(run, reason).unwrap()
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
@@ -122,8 +121,8 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
     return None
 
 
-def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
-    """End as REVOKED; the result names the successor, or the person who has asked for it."""
+def _preempted(run: Run, reason: NotHeldReason) -> Ended:
+    """Its end as REVOKED; the result names the successor, or the person who has asked for it."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -141,9 +140,8 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
         log.write(logging.WARNING, "lock.successor_unknown", "%s", error, key=run.key, task_id=run.task_id)
     if is_broken:
         log.write(logging.WARNING, "lock.broken", key=run.key, task_id=run.task_id, by=by)
-        run.revoke(f"lock key={run.key}: broken by {by}", "broken", None)
-    else:
-        run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
+        return run.revoked(f"lock key={run.key}: broken by {by}", "broken", None)
+    return run.revoked(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
-"""The fate of a run that finds its key held: a class for each policy."""
+"""What becomes of a run that finds its key held: a class for each policy. `runs/admission.py` carries it out."""
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
@@ -18,9 +18,10 @@ from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.notes import NEXT_RUN
-from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of, requeue
-from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, HolderState, LockState, Succession
+from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of
+from celery_singleton_lock.runs.run import Ended, Run
+from celery_singleton_lock.signals import ConflictOutcome
+from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, LockState, Succession
 
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
@@ -30,27 +31,24 @@ _FOR_EVER = float("inf")
 _limits_of_the_worker = _NO_LIMITS
 
 
-class Ended(NamedTuple):
-    """The run has ended without its body, with this result or error."""
+class Refused(NamedTuple):
+    """What becomes of a run that does not get its lock, by the word of the log, and who is in its way."""
 
-    result: Any = None
-    error: BaseException | None = None
-
-    def unwrap(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
+    outcome: ConflictOutcome
+    holder: Holder
+    words: str = ""  # in the result of a run that is skipped
+    delay: float = 0.0  # seconds until a message that is requeued comes again
+    notes: Mapping[str, Any] = {}  # which that message has then
 
 
-class Asks:
-    """The run asks for its lock."""
+class WaitsHere(NamedTuple):
+    """The run waits in its slot for so many seconds at most, and then its policy is asked again."""
 
-
-ASKS = Asks()
+    seconds: float
 
 
 class Policy(ABC):
-    """The fate of a run that finds its key held."""
+    """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
     # Its runs wait in their places, so they must not wait for a message, which may need that very place.
     occupies_a_slot = False
@@ -67,24 +65,13 @@ class Policy(ABC):
         """The nearest policy for a run that would be lost for nothing, because no call runs in its place."""
         return self
 
-    def before_acquire(self, run: Run) -> Ended | Asks:  # noqa: ARG002
-        """End the run before it asks for its lock, if the policy can."""
-        return ASKS
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:  # noqa: ARG002
-        """After the first refusal: ask for the lock once more, in the policy's own way; the last answer."""
-        return conflict
+    def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
+        """What becomes of a run that need not ask for its lock; None if the run asks."""
+        return None
 
     @abstractmethod
-    def finish(self, run: Run, conflict: Conflict) -> Any:
-        """End the run, or send it back to the broker.
-
-        Returns:
-            What the run returns in place of its body's result.
-
-        Raises:
-            LockHeld, Ignore, Retry: The other ways to end.
-        """
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
+        """What becomes of a run that was refused."""
 
 
 class Skip(Policy):
@@ -93,11 +80,9 @@ class Skip(Policy):
     def for_later_attempt(self) -> Policy:
         return POLICIES["reschedule"]
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
-        holder = conflict.first
-        run.report_conflict(holder, "skipped")
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:  # noqa: ARG002
         # A result is read much later, so it does not say for how long.
-        return run.skip(str(holder.refusal).partition(";")[0], "skipped", holder.task_id)
+        return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
 class Raise(Policy):
@@ -106,8 +91,8 @@ class Raise(Policy):
     def for_later_attempt(self) -> Policy:
         return POLICIES["reschedule"]
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
-        _raise_held(run, conflict.first)
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:  # noqa: ARG002
+        return Refused("raised", conflict.first)
 
 
 class Requeues(Policy):
@@ -122,12 +107,11 @@ class Reschedule(Requeues):
 
     takes_turns = True
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
         """Requeue it, unless it has waited long enough."""
-        run.notes.rank = conflict.rank
         if _waiting_left(run, conflict) < REFUSED.first:
-            _raise_held(run, conflict.first)
-        _requeue(run, conflict)
+            return Refused("raised", conflict.first)
+        return _requeued(run, conflict)
 
 
 class Wait(Policy):
@@ -135,21 +119,19 @@ class Wait(Policy):
 
     occupies_a_slot = True
 
-    def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:
-        """Wait in line, unless the calling code has the lock."""
-        if held_here(run.key) is not None or has_locked(run.key):
-            return conflict
-        with _waiting_in_place(run, conflict.first):
-            return run.lease.wait(min(_waiting_left(run, conflict), longest_wait(run)))
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
+        """Let it wait once; then give up, or requeue it to wait again, because each delivery has its full time limit.
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Give up, or requeue it to wait again, because each delivery has its full time limit."""
-        if not run.can_be_requeued or _waiting_left(run, conflict) < REFUSED.first:
-            _raise_held(run, conflict.first)
-        if run.lease.unreleased:
-            # The turn ends with this process. The message comes back to its place by its first refusal.
-            run.lease.release()
-        _requeue(run, replace(conflict, rank=0))
+        A run does not wait for a lock that the calling code has.
+        """
+        left = _waiting_left(run, conflict)
+        has_lock = held_here(run.key) is not None or has_locked(run.key)
+        if not (run.claim.waits_here or has_lock):
+            return WaitsHere(min(left, longest_wait(run)))
+        if not run.can_be_requeued or left < REFUSED.first:
+            return Refused("raised", conflict.first)
+        # The turn ends with this process. The message comes back to its place by its first refusal.
+        return _requeued(run, replace(conflict, rank=0))
 
 
 class NextRun(Requeues):
@@ -158,35 +140,36 @@ class NextRun(Requeues):
     def __init__(self, kind: Succession) -> None:
         self.kind = kind
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
         """Requeue it, or end it like a skipped run that names the call which runs in its place."""
         successor = conflict.successor
         if successor is None or successor == run.task_id:
-            # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
-            _requeue(run, conflict, newest="next" if run.notes.newest or successor else "")
+            # A retry never asked to be next, so it must not take that place.
+            return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
         coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
-        run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
-        return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
+        holder = next((one for one in conflict.holders if one.task_id == successor), coming)
+        return Refused("superseded", holder, words=f"lock key={run.key}: task_id={successor} runs in place of this one")
 
 
 class Join(Requeues):
     """`join`: the holder's result or error is the run's as well."""
 
-    def before_acquire(self, run: Run) -> Ended | Asks:
-        """Take the result of the run that was joined, if that has ended."""
+    def before_acquire(self, run: Run) -> Ended | Refused | None:
+        """The result of the run that was joined, if that has ended."""
         joins = run.notes.joins
         if not joins:
-            return ASKS
+            return None
         (state,) = run.store.survey([run.key])
         for holder in state.holders:
             if holder.task_id == joins:
-                _join(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
+                return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
         # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
         return _result_of(run, joins, state)
 
-    def finish(self, run: Run, conflict: Conflict) -> Any:
+    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
         holder = conflict.first
-        _join(run, holder, **(_joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY))
+        notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY
+        return _joined(run, holder, **notes)
 
 
 POLICIES: dict[OnConflict, Policy] = {
@@ -200,14 +183,7 @@ POLICIES: dict[OnConflict, Policy] = {
 }
 
 
-def _raise_held(run: Run, holder: Holder) -> NoReturn:
-    run.report_conflict(holder, "raised")
-    raise holder.refusal
-
-
-def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
-    holder = conflict.first
-    run.report_conflict(holder, "rescheduled")
+def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     is_next = conflict.successor == run.task_id
     rank = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.rank
     if rank:
@@ -215,8 +191,8 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
         # Whoever gives up has done so by now.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
-        delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
-    requeue(run, holder.refusal, delay, rank=rank, **notes)
+        delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
+    return Refused("rescheduled", conflict.first, delay=delay, notes={"rank": rank, **notes})
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
@@ -253,19 +229,10 @@ def longest_wait(run: Run) -> float:
     return min(limit for limit in (hard, soft) if limit) * _SHARE - waited - run.age
 
 
-@contextmanager
-def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
-    """Say that the run waits, and that it waits no longer if it is granted its key; count the time."""
-    log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
-    run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
-    try:
-        yield
-    finally:
-        if run.way is ITEM:
-            # The items of a map share its time limit.
-            state_for(get_current_task().request).waited += run.age
-    if run.lease.fence:
-        run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
+def count_wait(run: Run) -> None:
+    """Count the time that an item of a map has waited, because all items share the time limit of their map."""
+    if run.way is ITEM:
+        state_for(get_current_task().request).waited += run.age
 
 
 # Ending with the result of another run.
@@ -285,28 +252,22 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
 
-def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
-    run.report_conflict(holder, "joined")
-    requeue(run, holder.refusal, delay_of(run, JOINED), **notes)
+def _joined(run: Run, holder: Holder, **notes: Any) -> Refused:
+    return Refused("joined", holder, delay=delay_of(run, JOINED), notes=notes)
 
 
-def _result_of(run: Run, joins: str, state: LockState) -> Ended | Asks:
+def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None:
     kept = final_result(run.task, joins, run.notes.joins_since) or {}
     outcome = kept.get("status")
     result = kept.get("result")
     if outcome == states.SUCCESS:
         return Ended(result)
     if outcome == states.REVOKED:
-        run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins)
-        return Ended()
+        return run.revoked(
+            f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins
+        )
     if outcome == states.FAILURE:
-        return ASKS if isinstance(result, WorkerLostError) else Ended(error=result)
-    _wait_for_result(run, joins, state)
-    return ASKS
-
-
-def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
-    """Requeue it, unless the run that was joined counts as dead: it has had no lock for too long."""
+        return None if isinstance(result, WorkerLostError) else Ended(error=result)
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
     # comes. A state that an earlier run with the same task id has left says nothing about this run.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
@@ -314,7 +275,9 @@ def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
     free_since = run.notes.free_since or state.at
     if state.at - free_since < patience * 1_000_000:
-        _join(run, Holder.former(run.key, joins), free_since=free_since)
+        return _joined(run, Holder.former(run.key, joins), free_since=free_since)
+    # The run that was joined counts as dead: it has had no lock for too long.
+    return None
 
 
 # What calls that have joined a run hear of it.

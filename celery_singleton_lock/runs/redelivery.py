@@ -7,7 +7,7 @@ message that was delivered again may be delivered once more, or its first delive
 
 import logging
 from functools import partial
-from typing import Literal, NoReturn
+from typing import Literal
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
@@ -19,41 +19,31 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import (
     CAN_BE_REQUEUED,
     FIRST,
-    Way,
     is_long_here,
     redelivered_within,
     was_delivered_before,
 )
-from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
+from celery_singleton_lock.runs.policies import Refused
+from celery_singleton_lock.runs.requeue import CONTINUED, COPY, delay_of
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
 
-def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
-    """End a delivery whose message has a run already: drop it, or send it back to wait for the end of that run.
+def refused_copy(run: Run, answer: Conflict | Done) -> Refused:
+    """What becomes of a delivery whose message has a run already: it is parked until that run ends, or dropped.
 
-    Raises:
-        Ignore: Without a trace in the result, which is the run's.
+    Either way it leaves no trace in the result, which is that of the other delivery.
     """
     if isinstance(answer, Conflict):
-        _requeue_copy(run, answer.first, answer.first.expires_in)
-    holder = Holder.former(run.key, run.task_id, answer.attempt)
-    if answer.outcome == "ended":
+        holder, expires_in = answer.first, answer.first.expires_in
+    else:
+        holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
+        if answer.outcome != "ended":
+            return Refused("dropped", holder)
         # Its result is about to be stored; if its process has died in between, this delivery runs.
-        _requeue_copy(run, holder, float("inf"))
-    run.report_conflict(holder, "dropped")
-    if run.way is not Way.COPY:
-        # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
-        run.unmark()
-    end_delivery(run, "a run of this message has ended already")
-
-
-def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
-    requeue_copy(run, CONTINUED if is_next_attempt else COPY, expires_in)
-    run.report_conflict(holder, "parked")
-    end_delivery(run, "another run of this very task holds the lock")
+    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else COPY, expires_in))
 
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:

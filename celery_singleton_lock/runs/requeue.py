@@ -6,11 +6,11 @@ import re
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
@@ -81,32 +81,7 @@ def jittered(run: Run, delay: float) -> float:
     return random.uniform(delay / 2, delay)
 
 
-def requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
-    """Requeue the call, as a task that retries is, but do not count it as a retry; see `Run.store_retry`.
-
-    Raises:
-        Retry: Always, unless it cannot be published.
-    """
-    run.store_retry(why, run.key, may_be_over=may_be_over)
-    raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, refused_at=run.claim.refused_at, **notes))
-
-
-def requeue_copy(run: Run, backoff: Backoff, expires_in: float) -> None:
-    """Requeue this delivery of a message that another delivery has brought as well; that one has the result."""
-    _publish_again(run, delay_of(run, backoff, expires_in))
-
-
-def end_delivery(run: Run, reason: str) -> NoReturn:
-    """End this delivery of the message without a trace, because another delivery ends the call.
-
-    Raises:
-        Ignore: Always; not Retry, which would store a state over the one of the run that goes on.
-    """
-    run.was_passed_on = True
-    raise Ignore(reason)
-
-
-def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
+def publish_again(run: Run, delay: float, **notes: Any) -> Any:
     """Publish the message as it came.
 
     Arguments:

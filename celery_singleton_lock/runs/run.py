@@ -22,7 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from traceback import format_exception
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import proxy, ref
 
 from billiard import current_process
@@ -31,10 +31,9 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import signals
 from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason
 from celery_singleton_lock.keys import label_of
-from celery_singleton_lock.leases.counters import count, note
+from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
@@ -53,15 +52,12 @@ from celery_singleton_lock.runs.delivery import (
     way_of,
 )
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_retry_once, store_revoked
-from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expired
+from celery_singleton_lock.runs.marks import end_workflows, unmark
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
-
-# The outcomes after which a call is requeued to ask once more.
-_POLLS = ("rescheduled", "joined")
 
 
 class Phase(IntEnum):
@@ -84,6 +80,18 @@ _LEADS_TO = (
     (OVER,),
     (),
 )
+
+
+class Ended(NamedTuple):
+    """A run has ended with this result or error, which is not that of its body."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class Run:
@@ -183,12 +191,6 @@ class Run:
             claim.facts.task_name = item.map_name
         if self.way is COPY or (self.is_later_attempt and self.way is not BROADCAST):
             claim.may_be_copy = True
-        claim.newest = notes.newest
-        if notes.marked:
-            claim.queued_for = options.queue_ttl
-            if options.on_conflict != "wait":
-                # What waits in its place was taken from its queue in time.
-                claim.queued_for = min(options.queue_ttl, until_expired(task, request.expires))
         return claim
 
     @property
@@ -262,22 +264,14 @@ class Run:
 
     # How it ends without its body.
 
-    def skip(self, text: str, reason: Reason, holder: str | None = None) -> Any:
-        """The result of a skipped run, if it has one; otherwise it ends as REVOKED."""
-        if self.options.skips_with_result:
-            return self.options.skip_result
-        self.revoke(text, reason, holder)
-        return None
+    def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
+        """Its end as REVOKED, which `store_revoked` stores; or without a result in the header of a chord.
 
-    def revoke(self, text: str, reason: Reason, holder: str | None) -> None:
-        """End as REVOKED, or without a result in the header of a chord, whose body waits for every member.
-
-        Raises:
-            Revoked: `store_revoked` has to follow.
+        The body of a chord waits for every member.
         """
         # An item has no state of its own to store; its map has a place for its result.
-        if not (self.way is ITEM or self.request.chord):
-            raise Revoked(CallRevoked(text, self.key, holder, reason))
+        is_part = self.way is ITEM or self.request.chord
+        return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
         """Store its end as REVOKED, once it holds nothing.
@@ -289,19 +283,6 @@ class Run:
         store_revoked(self.task, error)
         # Celery sends no event for a run that stores its own end, so for a monitor the run would go on for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
-
-    def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-        """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
-        # A call that asks every few seconds is still one call.
-        is_first = outcome not in _POLLS or not (self.notes.refused_at or self.notes.joins)
-        level = logging.INFO if is_first else logging.DEBUG
-        log.tell_of_conflict(level, self.key, self.task_id, holder, outcome)
-        if is_first:
-            count(self.store, self.key, "conflicts", self.task.name, outcome)
-            note(self.store, self.key, "conflict", outcome, self.task.name, self.claim.facts, holder.task_id)
-        signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
-        # Not `task-...`: a monitor would take what follows for a state of the task.
-        self.send_event("lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
 
     def send_event(self, event: str, **facts: Any) -> None:
         """Send an event, if the worker of this run sends events."""
