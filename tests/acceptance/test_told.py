@@ -168,7 +168,7 @@ class Night:
     def losses(self) -> None:
         """A run that has lost its lease, one that is killed, one that is late, and one that leaves a `Lock`."""
         warned = tasks.warned.delay("k", gate="it has been told")
-        killed = tasks.by_policy["skip"].delay("k", gate="never")
+        killed = tasks.killed.delay("k", gate="never")
         others = (
             tasks.leaves_a_lock.delay(),
             tasks.holds_the_gil.delay("k", 3),

@@ -69,6 +69,8 @@ def stubborn(name: str, **options: Any) -> Any:
 broken = stubborn("told.broken", lock_label="supplier {key}")
 replaced = stubborn("told.replaced", lock_on_conflict="replace")
 waits = task_with("told.waits", lock_on_conflict="wait", time_limit=12)
+# Its lease is still there as its main process hears of its death, which may take Celery some seconds.
+killed = task_with("told.killed", lock_ttl=60)
 warned = task_with("told.warned", lock_on_lost="warn")
 late = task_with("told.late", acks_late=True)
 
