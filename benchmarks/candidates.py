@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.keys import key_of
+from celery_singleton_lock.definition.keys import key_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts, Renewal
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT

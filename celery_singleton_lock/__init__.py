@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from celery_singleton_lock import signals
 
 if TYPE_CHECKING:
+    from celery_singleton_lock.definition.options import SingletonOptions
     from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, SingletonLockError, StoreError
     from celery_singleton_lock.leases.lease import Lease, current_lease
     from celery_singleton_lock.lock import Lock
-    from celery_singleton_lock.options import SingletonOptions
     from celery_singleton_lock.runs.endings import CallRevoked
     from celery_singleton_lock.stores.records import Holder, LockState
     from celery_singleton_lock.task import SingletonTask
@@ -37,7 +37,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     # Every command of celery imports this package, by its entry point, and most commands need nothing of it.
     if name in __all__:
-        for home in ("task", "lock", "errors", "leases.lease", "options", "runs.endings", "stores.records"):
+        for home in ("task", "lock", "errors", "leases.lease", "definition.options", "runs.endings", "stores.records"):
             if hasattr(module := import_module(f"{__name__}.{home}"), name):
                 return globals().setdefault(name, getattr(module, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

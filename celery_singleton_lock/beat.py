@@ -19,14 +19,14 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
+from celery_singleton_lock.definition.keys import beat_key_of
+from celery_singleton_lock.definition.options import beat_ttl_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import LockHeld, StoreError
-from celery_singleton_lock.keys import beat_key_of
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import beat_ttl_of
 from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
 from celery_singleton_lock.stores.redis.store import Store

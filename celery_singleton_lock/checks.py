@@ -17,11 +17,8 @@ from celery import Celery, Task
 from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.keys import KeyMaker, beat_key_of, checked_name, lock_name_of_task, start_of_keys
-from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.log import log
-from celery_singleton_lock.options import (
+from celery_singleton_lock.definition.keys import KeyMaker, beat_key_of, checked_name, lock_name_of_task, start_of_keys
+from celery_singleton_lock.definition.options import (
     NAMES,
     UNSET,
     Lockable,
@@ -38,9 +35,12 @@ from celery_singleton_lock.options import (
     values_of,
     visibility_timeout_of,
 )
+from celery_singleton_lock.definition.settings import open_store
+from celery_singleton_lock.definition.spelling import faults_in_names, faults_in_settings
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import why_unreadable
-from celery_singleton_lock.settings import open_store
-from celery_singleton_lock.spelling import faults_in_names, faults_in_settings
 from celery_singleton_lock.stores.redis.inventory import TRIAL, Inventory
 
 BOUND = 1.0

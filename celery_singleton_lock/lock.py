@@ -15,8 +15,10 @@ from weakref import ref
 
 from celery import Celery, Task, current_app
 
+from celery_singleton_lock.definition.keys import checked_name, key_of
+from celery_singleton_lock.definition.options import Duration, count, prefix_of, seconds
+from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
-from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases import coroutines
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import (
@@ -30,8 +32,6 @@ from celery_singleton_lock.leases.lease import (
     new_token,
     running_loop,
 )
-from celery_singleton_lock.options import Duration, count, prefix_of, seconds
-from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict
 from celery_singleton_lock.stores.redis.store import Store

@@ -17,8 +17,9 @@ from celery.app.routes import MapRoute
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.definition.keys import label_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
-from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
@@ -26,7 +27,6 @@ from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_re
 from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, Origin, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 

@@ -18,8 +18,8 @@ from celery.signals import (
 )
 
 from celery_singleton_lock.checks import check_beat
+from celery_singleton_lock.definition.options import Lockable, base_in
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.options import Lockable, base_in
 from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.runs.marks import look_after_workflows, unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import remember_limits

@@ -14,12 +14,12 @@ from celery.worker import state
 from celery.worker.control import inspect_command
 
 from celery_singleton_lock.checks import check_worker, try_store
+from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import as_set
-from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests

@@ -13,12 +13,8 @@ from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.checks import check_definition, is_checked_at_start, options_of, request_class_of
-from celery_singleton_lock.errors import ConfigurationError, LockLost
-from celery_singleton_lock.keys import KeyMaker, start_of_keys
-from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
-from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
-from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import (
+from celery_singleton_lock.definition.keys import KeyMaker, start_of_keys
+from celery_singleton_lock.definition.options import (
     NAMES,
     Duration,
     KeyChoice,
@@ -30,6 +26,12 @@ from celery_singleton_lock.options import (
     OnStoreError,
     wait_until_bound,
 )
+from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.definition.spelling import check_call_options, check_name
+from celery_singleton_lock.errors import ConfigurationError, LockLost
+from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
+from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish, queue_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
@@ -39,8 +41,6 @@ from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_re
 from celery_singleton_lock.runs.notes import HEADER, Notes, Origin, text_of
 from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
-from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
 
 if TYPE_CHECKING:

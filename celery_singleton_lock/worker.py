@@ -18,6 +18,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import note
@@ -32,7 +33,6 @@ from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, message_of, text_of
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
 

@@ -105,7 +105,7 @@ import sys
 
 from celery.contrib.testing.worker import start_worker
 from celery_singleton_lock import CallRevoked
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 
 app.conf.broker_connection_retry_on_startup = True

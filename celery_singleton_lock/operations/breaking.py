@@ -13,9 +13,9 @@ from typing import Any
 import click
 from celery import Celery
 
+from celery_singleton_lock.definition.options import Lockable
 from celery_singleton_lock.log import log, shown
 from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, in_json, rows_of, worker_of
-from celery_singleton_lock.options import Lockable
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 

@@ -16,6 +16,7 @@ from celery import Celery, states
 from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
+from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations import breaking
@@ -32,7 +33,6 @@ from celery_singleton_lock.operations.rows import (
     table,
     tasks_by_lock,
 )
-from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"

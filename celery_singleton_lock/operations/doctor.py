@@ -18,12 +18,12 @@ from celery_singleton_lock.checks import (
     without_base,
     without_effect,
 )
+from celery_singleton_lock.definition.options import as_set, untold_timeouts
+from celery_singleton_lock.definition.settings import has_password, open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.operations.workers import Found, Worker, about_workers, ask_workers, queues_of
-from celery_singleton_lock.options import as_set, untold_timeouts
-from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory

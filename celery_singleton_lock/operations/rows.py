@@ -16,13 +16,13 @@ from typing import Any
 from celery import Celery, states
 
 from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.definition.keys import lock_name_of_task, start_of_keys
+from celery_singleton_lock.definition.options import as_set, prefix_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
-from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.options import as_set, prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder, HolderState, LockState, lock_name_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store

@@ -10,10 +10,10 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.definition.options import LockOptions, OnStoreError
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, is_later_attempt, redelivered_within
 from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.runs.marks import has_ended, unmark, until_expired, workflows_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery import Task
 from celery.app.task import Context
 
-from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.definition.options import LockOptions
 from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, Origin
 from celery_singleton_lock.stores.clock import clock
 

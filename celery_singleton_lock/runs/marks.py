@@ -12,12 +12,12 @@ from celery.backends.base import Backend
 from celery.exceptions import Reject
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.runs.delivery import notes_of
 from celery_singleton_lock.runs.endings import final_result, tasks_in
 from celery_singleton_lock.runs.notes import Notes, text_of
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.stores.redis.store import Store

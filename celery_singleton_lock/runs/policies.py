@@ -12,9 +12,9 @@ from celery import Task, states
 from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
+from celery_singleton_lock.definition.options import OnConflict, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.notes import NEXT_RUN

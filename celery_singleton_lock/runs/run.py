@@ -31,15 +31,16 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
+from celery_singleton_lock.definition.keys import label_of
+from celery_singleton_lock.definition.options import LockOptions, no_process_for
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason
-from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import LockOptions, no_process_for
 from celery_singleton_lock.runs.delivery import (
     BROADCAST,
     CAN_BE_REQUEUED,
@@ -54,7 +55,6 @@ from celery_singleton_lock.runs.delivery import (
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_retry_once, store_revoked
 from celery_singleton_lock.runs.marks import end_workflows, unmark
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store

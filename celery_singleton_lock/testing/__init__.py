@@ -20,14 +20,14 @@ from weakref import ref
 
 from celery import Celery, _state, current_app
 
+from celery_singleton_lock.definition.options import Duration, Lockable, LockOptions
+from celery_singleton_lock.definition.options import seconds as checked_seconds
+from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.leases.lease import current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import Duration, Lockable, LockOptions
-from celery_singleton_lock.options import seconds as checked_seconds
-from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder

@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.definition.options import OnStoreError
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.counters import BOUNDS
 from celery_singleton_lock.operations.rows import Row, tasks_by_lock
-from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.web.page import Observer, Total, totals_of
 

@@ -15,10 +15,10 @@ from celery import Celery
 
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import try_store
+from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_facts
-from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import lock_name_of
 from celery_singleton_lock.stores.redis.answers import in_short

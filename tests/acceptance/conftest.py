@@ -10,8 +10,8 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 from kombu import pools
 
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.redis.store import Store
 from tests.rabbit import rabbitmq
 from tests.servers import Server

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP

@@ -11,8 +11,8 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application

@@ -16,7 +16,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP, Operate

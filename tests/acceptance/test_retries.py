@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker

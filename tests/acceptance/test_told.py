@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.beat import SingletonSchedulerMixin
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
 from tests.acceptance import told_app as tasks

@@ -7,7 +7,7 @@ from celery import Celery
 from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory

@@ -10,8 +10,8 @@ from typing import Any
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease, signals
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.lease import task_id_of
-from celery_singleton_lock.settings import store_of
 from tests.acceptance.app import app, recorder
 
 app.conf.update(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from tests.endings.app import LONG, TASKS, app, killed
 from tests.endings.conftest import APP, begun

@@ -11,8 +11,8 @@ import pytest
 from billiard.exceptions import WorkerLostError
 
 from celery_singleton_lock import LockLost
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.counters import hash_of
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from tests.endings import app as tasks
 from tests.endings.conftest import APP, begun

@@ -80,7 +80,7 @@ class Visitors:
         from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
 
         django.setup()
-        from celery_singleton_lock.settings import store_of
+        from celery_singleton_lock.definition.settings import store_of
         from celery_singleton_lock.stores.records import Claim, Facts
         from tests.frameworks.django_shop.tasks import import_catalogue
 

@@ -16,7 +16,7 @@ from asgiref.sync import async_to_sync
 from celery import Celery, states
 
 from celery_singleton_lock import Lease, LockLost, SingletonTask
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.integration.conftest import here, in_a_thread
 from tests.tracing import traced

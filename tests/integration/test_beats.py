@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.beat import SingletonSchedulerMixin
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 

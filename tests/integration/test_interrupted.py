@@ -14,7 +14,7 @@ from celery import Celery, uuid
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock import Lock, SingletonTask, signals
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from tests.integration.conftest import is_renewed
 from tests.servers import Server

@@ -14,12 +14,12 @@ from celery import Celery
 from celery.utils.dispatch import Signal
 
 from celery_singleton_lock import Lease, Lock, LockLost, SingletonTask, current_lease, signals
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases import holding
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.heartbeat import RenewalThread
 from celery_singleton_lock.leases.holding import Holding, State
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store

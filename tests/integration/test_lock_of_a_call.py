@@ -13,8 +13,8 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, Lock, LockHeld, LockState, SingletonTask
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.operations import break_marks
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.contract.asking import Waiter

@@ -10,8 +10,8 @@ from celery.utils.imports import symbol_by_name
 from celery.worker import state
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.steps import LostConnection
 from celery_singleton_lock.stores.records import Ending
 from tests.servers import Server

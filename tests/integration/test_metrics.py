@@ -13,8 +13,8 @@ from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.keys import beat_key_of
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.keys import beat_key_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server, missing

@@ -18,7 +18,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask, current_lease, signals
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server

@@ -19,7 +19,7 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask, StoreError
 from celery_singleton_lock.checks import try_store
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
 from tests.browsing import Visitor

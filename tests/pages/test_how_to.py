@@ -14,7 +14,7 @@ from celery.beat import Scheduler
 from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.pages.conftest import Program, StartWorker, programs_of

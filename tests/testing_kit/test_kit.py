@@ -12,7 +12,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server

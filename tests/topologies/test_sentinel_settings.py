@@ -14,7 +14,7 @@ from celery import Celery
 from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
-from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant

@@ -20,7 +20,8 @@ from celery import Celery
 from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options
+from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask
+from celery_singleton_lock.definition import options
 from celery_singleton_lock.leases import holding, line
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.doctor import CHECKS

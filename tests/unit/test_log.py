@@ -12,8 +12,8 @@ from celery import Celery
 from pythonjsonlogger.json import JsonFormatter
 
 from celery_singleton_lock import LockHeld
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.log import log
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.unit.conftest import make
 

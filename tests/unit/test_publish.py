@@ -16,8 +16,8 @@ from celery.exceptions import TaskRevokedError
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
-from celery_singleton_lock.options import Mode
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.options import Mode
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
 
 HOUR = 3600.0

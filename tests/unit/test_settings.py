@@ -9,7 +9,7 @@ from celery import Celery
 from redis import CredentialProvider, SSLConnection, UnixDomainSocketConnection
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonTask, StoreError
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 from celery_singleton_lock.testing import memory_store

@@ -14,11 +14,11 @@ from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.checks import why_no_app
 from celery_singleton_lock.contrib.django.models import Lock
+from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import Locks, Row
-from celery_singleton_lock.options import as_set
 from celery_singleton_lock.web.page import Observer, page_context
 
 _PAGE = "celery_singleton_lock_lock_changelist"

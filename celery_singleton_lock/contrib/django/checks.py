@@ -10,9 +10,9 @@ from celery.concurrency import get_implementation
 from django.core import checks
 
 from celery_singleton_lock.checks import BOUND, faults_of, faults_with, never_awaited, try_store, without_base
+from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.options import as_set
-from celery_singleton_lock.settings import open_store
 
 _imports: ContextVar[bool] = ContextVar("singleton_imports", default=False)
 

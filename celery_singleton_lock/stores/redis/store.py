@@ -298,9 +298,8 @@ class Store:
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
-        lasts = milliseconds(seconds)
-        arguments = MARK_DONE.arguments(marker=marker, attempt=str(attempt), outcome=outcome, lasts=lasts)
-        self.request(MARK_DONE, key, arguments)
+        ending = {"attempt": str(attempt), "outcome": outcome, "lasts": milliseconds(seconds)}
+        self.request(MARK_DONE, key, MARK_DONE.arguments(marker=marker, **ending))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim a slot, note that it was sent, or forget its entry. False if it was sent, or another beat leads."""

@@ -29,9 +29,9 @@ from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
+from celery_singleton_lock.definition.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100

@@ -7,8 +7,8 @@ from typing import Any
 
 from celery import Celery
 
+from celery_singleton_lock.definition.options import NAMES, SETTINGS, as_celery_reads, base_in
 from celery_singleton_lock.errors import DOCS, ConfigurationError
-from celery_singleton_lock.options import NAMES, SETTINGS, as_celery_reads, base_in
 
 _PREFIXES = ("lock_", "singleton_lock_")
 # What other libraries of locks call an option, where another name here looks more like it.

@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
+from celery_singleton_lock.definition.options import as_set, count, refuse, setting
+from celery_singleton_lock.definition.spelling import faults_in_settings
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import as_set, count, refuse, setting
-from celery_singleton_lock.spelling import faults_in_settings
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
