@@ -381,6 +381,7 @@ def lock_name_of_task(task: Any) -> Any:
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
     """With `pydantic=True`, a function that makes the models which the body receives. It runs their code."""
+    # Celery notes `pydantic=True` nowhere, but wraps the body of such a task in a function of celery.app.base.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     # Only such a task needs them, and has them.

@@ -1,4 +1,4 @@
-"""Hears the channels of a store, however many, on one connection to each of its servers."""
+"""Hears any number of channels of a store, on one connection to each of its servers."""
 
 import logging
 import os
@@ -19,16 +19,16 @@ from celery_singleton_lock.stores.threads import DaemonThread, original, patched
 
 LISTENING = "(listening)"
 DEAF = "(deaf)"
-"""What is heard besides messages: from now on each message comes; or none may, until `LISTENING` is heard again."""
+"""Two words beside the messages: subscribed from now on; and messages may be missed until `LISTENING`."""
 
-# Seconds until a server has to answer, and after which one that says nothing is asked whether it is there.
+# Seconds until a server has to answer, and after which a silent one is asked whether it is there.
 _PATIENCE = 5.0
 _ASK_EVERY = 15.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 # Seconds without a channel after which the thread ends.
 _LINGERS = 5.0
-# Channels that are subscribed before it listens again.
+# Channels that are subscribed before the thread listens again.
 _BATCH = 500
 _POLLIN = 1
 _NEVER = float("inf")
@@ -43,14 +43,14 @@ class _Wire:
         self.server = server
         self.connection: Any = None
         self.asked = deque[tuple[str, str]]()
-        """The replies that will come if nothing is refused; each is a word and a channel."""
+        """The replies that are expected, in order: each is a word and a channel."""
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
 
     @property
     def due(self) -> float:
-        """When to do something though nothing has come."""
+        """The moment at which to act even if nothing has come."""
         if self.connection is None:
             return self.retry_at
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
@@ -85,27 +85,27 @@ class Listener(DaemonThread):
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
         self._wire_of: dict[str, _Wire] = {}
-        # They are subscribed again when a wire is tried again.
+        # Channels without a subscription. They are subscribed again when a wire is tried again.
         self._deaf: dict[str, None] = {}
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
         self._has_told = False
-        # Of two threads that were started at once, one waits and then goes on alone.
+        # If two threads are started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Heard) -> None:
-        """Have *heard* called with each message from now on, and with `LISTENING` and `DEAF` as that begins and ends.
+        """Have *heard* called with each message of *channel*, which begins with the key of a lock.
 
-        Whoever hears `LISTENING`, maybe more than once, looks for itself what was sent before. *heard* is called in the
-        listener's thread, native even where threads are greenlets, so it must not block. *channel* begins with the key
-        of a lock.
+        *heard* is called with `LISTENING` and `DEAF` too, perhaps several times. At `LISTENING` the caller has to look
+        for what was sent before. *heard* must not block: it is called in the listener's thread, a real thread even
+        where others are greenlets.
         """
         self._heard[channel] = heard
         self._change(channel)
 
     def remove(self, channel: str) -> None:
-        """Call nothing for it any more, except what is being called just now."""
+        """Stop calling *heard* for *channel*, except for a call that is being made."""
         if self._heard.pop(channel, None) is not None:
             self._change(channel)
 
@@ -113,7 +113,7 @@ class Listener(DaemonThread):
         self._changed.append(channel)
         self.ensure()
         if self._pipe is not None:
-            # If it is full, the thread wakes all the same.
+            # A full pipe wakes the thread too.
             with suppress(BlockingIOError):
                 original("os", "write")(self._pipe[1], b"!")
         with suppress(IndexError):
@@ -130,7 +130,7 @@ class Listener(DaemonThread):
         if patched_by() is None:
             line()
         else:
-            # The locks of the log are those of greenlets.
+            # This is a real thread, which must not take the log's locks from greenlets.
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
@@ -148,7 +148,7 @@ class Listener(DaemonThread):
                 return True
 
     def _listen(self) -> bool:
-        """Subscribe what has come, then hear what comes until something else is due; False to end."""
+        """Subscribe new channels, then hear messages until something is due. False ends the thread."""
         if self._pipe is None:
             pipe = os.pipe()
             for end in pipe:
@@ -167,7 +167,7 @@ class Listener(DaemonThread):
         for wire in list(self._wires.values()):
             with self._losing(wire):
                 self._read(wire)
-                # Only now, because this process may have had no turn.
+                # After reading: a process that was paused would find its server late though the reply is there.
                 self._look_after(wire)
         return True
 
@@ -200,7 +200,7 @@ class Listener(DaemonThread):
         return commands
 
     def _wire_to(self, channel: str) -> _Wire | None:
-        """That of the server which has the lock of *channel*; None if it cannot be reached now."""
+        """The wire to the server that has the lock of *channel*; None if the server cannot be reached now."""
         wire = self._wire_at(self._servers)
         try:
             # A cluster that could not name an owner is not asked before its retry, or each channel would wait for it.
@@ -225,7 +225,7 @@ class Listener(DaemonThread):
                     raise
                 word, channel = wire.asked.popleft()
                 if word != wire.server.subscribe.lower():
-                    # It would go on being counted as one who listens.
+                    # The refused word is an unsubscribe, and the channel would still count as heard.
                     raise
                 self._refused(wire, channel, error)
                 continue
@@ -259,7 +259,7 @@ class Listener(DaemonThread):
 
     def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
         self._wire_of.pop(channel, None)
-        # So that a cluster is asked who has it.
+        # Doubt the server, so that a cluster is asked for the owner.
         wire.server.close()
         wire.try_later()
         self._deafen(channel)
@@ -272,7 +272,7 @@ class Listener(DaemonThread):
         if wire.connection is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
-            # Not PING, which would be one more right to give.
+            # A subscription instead of PING, which would be one more right for users to give.
             channel = next((channel for channel, at in self._wire_of.items() if at is wire), None)
             if channel is None:
                 wire.hang_up()
@@ -309,5 +309,5 @@ class Listener(DaemonThread):
         try:
             if (heard := self._heard.get(channel)) is not None:
                 heard(what)
-        except Exception as error:  # noqa: BLE001 (it harms no other)
+        except Exception as error:  # noqa: BLE001 (no other channel is harmed)
             self._report(error)

@@ -1,33 +1,31 @@
--- The line of a lock: the turns of those that wait for it, in the order of their ranks.
---   first, last   range of the tickets, as long as there are any
---   front         where walks begin, if not at the first: before it are only turns that are unheard
---   q<ticket>     a turn: its rank's moment; its state, and since when, in milliseconds after the rank; until when it is
---                 kept, in seconds after the rank; microseconds of its publication before the rank; limit; 1 once another
---                 delivery of its message has come, or 0; the token of a process, or `@`; fields of later versions; and
---                 then '\31' and the task id
---   w<who>        its ticket
--- A `Lock`, or a run in its slot, waits under its token. A message that waits in the broker has a turn under `@` and its
--- task id, which outlives the execution that took it. A rank is the moment of the first refusal, then the publication; so
--- that a call which was published earlier goes first of those that are refused in one moment, it takes their moment. The
--- message carries its rank, and gets its place back by it if the store has lost the turn. leases/line.py has the table of
--- the states.
+-- The line of a lock: turns, in the order of their ranks.
+--   `first`, `last`  the range of the tickets, if there are any.
+--   `front`          where walks begin, if not at the first. Before it are only unheard turns.
+--   `q<ticket>`      a turn: the moment of its rank; its state, and since when, in milliseconds after the rank; its end, in
+--                    seconds after the rank; by how many microseconds it was published before the rank; limit; 1 if another
+--                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
+--                    follow. Then '\31' and the task id.
+--   `w<who>`         the ticket of a token, or of `@` and a task id.
+-- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
+-- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. Of
+-- calls that are refused in one moment, one that was published earlier takes that moment and goes first. The message
+-- carries its rank, and gets its place back if the store has lost the turn. leases/line.py has the table of the states.
 local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_turn, walk_line, begin_line_at, call_next
 local call_in_place_of_missed, is_later, keep_turn
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
-local NEXT_FEW = 3 -- so many look by themselves every few seconds
-local LONGEST_WALK = 200 -- so many tickets are read by one script
+local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
+local LONGEST_WALK = 200 -- tickets that one script reads
 local MOST_TURNS = 5000
-local ON_ITS_WAY = 2000000 -- for so long a message goes from its refusal through the broker to a worker that listens
-local TIME_TO_COME = 3000000 -- a message that was called has so long to come
-local MOST_CALLED = 16 -- so many are called at once
-local AT_ONE_MOMENT = 20 -- so many are looked at for one that was published later, and refused in the same moment
-local LONGEST_SEARCH = 100 -- so many tickets are read at each end of the line for the place of a rank
+local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
+local TIME_TO_COME = 3000000 -- the time that a called message has to come
+local MOST_CALLED = 16 -- turns that are called at once
+local AT_ONE_MOMENT = 20 -- turns that are compared with a newcomer that was published earlier
+local LONGEST_SEARCH = 100 -- tickets at each end of the line that are searched for the place of a rank
 local TIDIED_AT_ONCE = 20
-local FIRST_TICKET = 1000 -- calls that come back go before it, below zero if need be
+local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
--- Turns that this script finds unheard because their messages were called and have not come. Their worker has no free
--- process, or is paused, and the turns behind them may be its own as well: twice as many are called in their place, and
--- whoever comes first is granted.
+-- Turns that were called and have not come. Their worker has no free process, or is paused, and may have the turns behind
+-- them too. So twice as many are called in their place, and the first that comes is granted.
 local missed = 0
 
 local function in_place_of_missed()
@@ -97,8 +95,8 @@ function leave_line(key, ticket, token)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
 end
 
--- Call who has this turn; false if nobody listens, so that others are called in its place. One on its way listens soon.
--- If we may use no channel, it is not known whether anybody listens.
+-- Call a turn. False if nobody listens, so that others are called in its place; a turn on its way will listen soon. Without
+-- the right to publish, assume that somebody listens.
 function call_turn(key, ticket, turn)
   if turn.state == CALLED then
     return true
@@ -114,10 +112,10 @@ function call_turn(key, ticket, turn)
   return false
 end
 
--- Visit the turns from a ticket on, in order, until `visit` says `enough`. Those whose deadline is over are removed, so
--- each is paid for once. The walk gives up after a number of tickets, of which as many are behind the front. Returns the
--- first ticket of a turn that is not unheard, or else the one at which to go on; the first of an unheard turn; and whether
--- the walk gave up before it met a turn that is not unheard, so that somebody has to go on.
+-- Visit the turns from a ticket on, in order, until `visit` says `enough`. Turns that are over are removed, so each costs
+-- only one visit. The walk gives up after a number of tickets, of which as many are behind the front. Returns the first
+-- ticket that is not unheard, or the one at which to go on; the first that is unheard; and whether the walk gave up before
+-- it met a turn that is not unheard, so that somebody has to go on.
 function walk_line(key, line, from, last, visit)
   local front, unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
@@ -144,7 +142,7 @@ function walk_line(key, line, from, last, visit)
   return front or math.max(from, stop + 1), unheard, not front and stop < last
 end
 
--- The first ticket that is not known to be void, of those before the front.
+-- The first ticket before the front that is not known to be void.
 local function tidied(key, line)
   local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
   for i, value in ipairs(read_numbered(key, 'q', line.first, stop, '')) do
@@ -158,8 +156,8 @@ local function tidied(key, line)
   return stop + 1
 end
 
--- Walks begin at a later ticket now; `unheard` is the first turn that was left behind. Those that are near the front now
--- have to learn the next deadline.
+-- Let walks begin at a later ticket; `unheard` is the first turn that was left behind. The turns that are near the front
+-- from now on have to learn the next deadline.
 function begin_line_at(key, line, front, unheard)
   local before, first = line.front, line.first
   front = math.max(front, before)
@@ -188,8 +186,8 @@ function begin_line_at(key, line, front, unheard)
   end
 end
 
--- Call those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
--- Returns whether somebody has to go on.
+-- Call the turns for which a place is free while `held` are taken, and at least `least`, which then learn when a place will
+-- be free. Returns whether somebody has to go on.
 function call_next(key, line, held, least)
   local called = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
@@ -221,7 +219,7 @@ function call_in_place_of_missed(key, line)
   end)
 end
 
--- The turns in a part of the line; a turn that is over leaves, and makes room.
+-- The turns between two tickets. A turn that is over leaves, and makes room.
 local function turns_between(key, start, stop)
   local turns = {}
   for i, value in ipairs(read_numbered(key, 'q', start, stop, '')) do
@@ -235,13 +233,13 @@ local function turns_between(key, start, stop)
   return turns
 end
 
--- A call that was not refused before was published later, or refused later by more than a moment.
+-- Whether a newcomer was published later than another turn, or refused more than a moment later.
 function is_later(turn, other)
   return turn.published >= other.published or other.rank <= now - ON_ITS_WAY
 end
 
--- A rank for a call that was not refused before: now, or the moment of those that were published later, and refused in
--- the same moment, which it goes before.
+-- The rank of a newcomer: now, or the moment of turns that it goes before. These were published later, and refused in the
+-- same moment.
 local function rank_of_newcomer(turns, line, turn)
   local rank = now
   for ticket = line.last, math.max(line.first, line.last - AT_ONE_MOMENT + 1), -1 do
@@ -254,8 +252,8 @@ local function rank_of_newcomer(turns, line, turn)
   return rank
 end
 
--- Put a turn where its rank belongs. New turns are the last, and those that come back are among the first, so the place is
--- near an end of the line: it is searched only there, and others move up to the next void ticket, or to the end.
+-- Put a turn where its rank belongs. Only the ends of the line are searched: new turns are among the last, and turns that
+-- come back among the first. The others move up to the next void ticket, or to the end.
 local function insert_turn(key, line, turn)
   local is_newcomer, step, ticket = not turn.rank, 1, nil
   local start = math.max(line.first, line.last - (is_newcomer and AT_ONE_MOMENT or LONGEST_SEARCH) + 1)
@@ -287,14 +285,14 @@ local function insert_turn(key, line, turn)
     set_ticket(key, each, turns[each - step])
   end
   write_turn(key, ticket, turn)
-  -- Whoever was at the front may be one ticket before it now.
+  -- The turn at the front may have moved one ticket before it.
   local front = math.min(ticket, step < 0 and void < line.front and line.front - 1 or line.front)
   line.first, line.last, line.front = math.min(line.first, void), math.max(line.last, void), front
   return ticket
 end
 
--- The turn of a message, or of a process, that is refused: the one that it has, or else one where its rank belongs.
--- Returns the line, its ticket and its rank; the rank is nil if there are too many turns.
+-- Keep the turn of a refused message or process, or give it one where its rank belongs. Returns the line, the ticket and
+-- the rank, which is nil if there are too many turns.
 function keep_turn(key, line, turn, ticket, own)
   if own then
     turn.rank, turn.copies = own.rank, own.copies
