@@ -20,8 +20,6 @@ Figures = dict[str, float]
 APP = "benchmarks.scale_app"
 LEASES = "scale-of-leases"
 PATIENCE = 300
-# Of the bodies that are long enough for a renewal, with a ttl of 3 s.
-LONG = 4.0
 A_LOOK = 0.5
 
 
@@ -83,10 +81,9 @@ def tasks(few: int, many: int, processes: int) -> dict[str, Figures]:
                 after_many = _owned(worker.pid)
                 found[name] = {f"{what} after {few}": each for what, each in after_few.items()}
                 found[name] |= {f"{what} after {many}": each for what, each in after_many.items()}
-            connections = _connections_at_work(played.held, worker.pid, processes, store.url)
         finally:
             worker.close()
-    return {**found, "connections": connections}
+    return found
 
 
 def _send(kinds: Sequence[Any], number: int, broker: str, store: str) -> None:
@@ -97,26 +94,6 @@ def _send(kinds: Sequence[Any], number: int, broker: str, store: str) -> None:
     until(lambda: not (messages.llen("celery") or messages.hlen("unacked")), "all have come", timeout=PATIENCE)
     # The counts of all tasks stay.
     until(lambda: not any("{" in key for key in locks.scan_iter("*")), "all have ended")
-
-
-def _connections_at_work(held: Any, pid: int, processes: int, store: str) -> Figures:
-    """The most to the store that a process has while each of the pool holds a lease that is renewed."""
-    for number in range(processes):
-        held.delay(number, LONG)
-    main, pool, end = 0, 0, time.monotonic() + LONG
-    while time.monotonic() < end:
-        theirs = {int(one["addr"].rpartition(":")[2]) for one in client_of(store).client_list()}
-        main = max(main, len(theirs & _ports(pid)))
-        pool = max(pool, *(len(theirs & _ports(child)) for child in _children(pid)))
-        time.sleep(A_LOOK)
-    return {"main process": main, "pool process": pool}
-
-
-def _ports(pid: int) -> set[int]:
-    """From which a process has connected."""
-    links = {os.readlink(each) for each in _descriptors(pid)}
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return {int(row[1].rpartition(":")[2], 16) for row in rows if f"socket:[{row[9]}]" in links}
 
 
 def _connections(url: str, name: str) -> int:
@@ -130,13 +107,14 @@ def _owned(pid: int) -> Figures:
         "threads": _number_of_threads,
         "descriptors": _number_of_descriptors,
     }
-    family = [pid, *_children(pid)]
+    family = [pid, *children(pid)]
     return {what: sum(map(count, family)) for what, count in counts.items()}
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs."""
     direct = [int(child) for thread in _threads(pid) for child in (thread / "children").read_text().split()]
-    return direct + [each for child in direct for each in _children(child)]
+    return direct + [each for child in direct for each in children(child)]
 
 
 def _threads(pid: int) -> list[Path]:
@@ -148,10 +126,11 @@ def _number_of_threads(pid: int) -> int:
 
 
 def _number_of_descriptors(pid: int) -> int:
-    return len(_descriptors(pid))
+    return len(descriptors(pid))
 
 
-def _descriptors(pid: int) -> list[Path]:
+def descriptors(pid: int) -> list[Path]:
+    """What a process has opened."""
     return [each for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import crowd, many, report, scale_page
+from benchmarks import connections, crowd, many, report, scale_page
 
 POLICIES = ("reschedule", "join", "wait", "rerun", "replace")
 
@@ -51,6 +51,7 @@ def measure(plan: Plan, policies: tuple[str, ...] = POLICIES) -> dict[str, Any]:
         "plan": asdict(plan),
         "leases": in_a_process(many.leases, plan.leases, plan.ttl, plan.held),
         "tasks": in_a_process(many.tasks, plan.few, plan.tasks, plan.processes),
+        "connections": {kind: in_a_process(connections.of_a_deployment, kind) for kind in connections.KINDS},
         "waiting": {each: in_a_process(crowd.of_one_message, each, plan.crowds, plan.counted) for each in policies},
     }
 

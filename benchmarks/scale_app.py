@@ -29,12 +29,6 @@ tasks = {
 }
 
 
-@app.task(base=SingletonTask, name="held", lock_ttl=3, ignore_result=True)
-def held(number: int, seconds: float) -> None:  # noqa: ARG001 (makes each call another one)
-    """Long enough for a renewal."""
-    time.sleep(seconds)
-
-
 def _one_key(policy: str) -> Any:
     # A holder that is asked to make way stays, for what is counted is those who wait for it.
     @app.task(base=SingletonTask, name=policy, lock_key=(), lock_on_conflict=policy, lock_on_lost="warn")
@@ -48,3 +42,27 @@ def _one_key(policy: str) -> Any:
 
 
 one_key = {policy: _one_key(policy) for policy in ("reschedule", "join", "wait", "rerun", "replace")}
+
+
+# Connections.
+
+
+def _work(number: int, seconds: float = 0.05) -> int:
+    time.sleep(seconds)
+    return number
+
+
+work = app.task(name="work")(_work)
+
+
+def _locked(name: str, **options: Any) -> Any:
+    return app.task(base=SingletonTask, name=f"work_{name}", lock_ttl=3, **options)(_work)
+
+
+kinds = {
+    "plain": [work],
+    "singleton": [_locked("once"), _locked("queued", lock_mode="until_executed")],
+    "reschedule": [_locked("in_turn", lock_key=(), lock_on_conflict="reschedule")],
+}
+every_second = "plain" if os.environ.get("SCALE_KIND", "plain") == "plain" else "while_executing"
+app.conf.beat_schedule = {"each": {"task": every_second, "schedule": 1.0, "args": (0,)}}

@@ -12,10 +12,16 @@ OWNED = {"bytes": "memory, MB", "threads": "threads", "descriptors": "descriptor
 MEGABYTE = 1_000_000
 
 KINDS = ("plain", "singleton")
+ASKED_BY = {"plain": SERVERS[:2], "singleton": SERVERS, "reschedule": SERVERS}
+ALL = "in all"
 WAITS_FOR_ITS_TURN = ("reschedule", "join", "wait")
 
 OWNED_BY_A_WORKER = "What a worker, main process and pool together, has after {few:,} tasks and after {many:,}."
-CONNECTED = "A pool process has {pool process} connections to the store, the main process has {main process}."
+DEPLOYED = (
+    "Two workers with four pool processes each, a beat, and four web processes that wait for results. The most that a "
+    "process of each kind has, and the most that all have at a time. A pool process that requeues calls publishes "
+    "them, as one that retries does, and kombu has two connections to a Redis broker for that."
+)
 WAITING = (
     "100 or 1,000 calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s, to {processes} pool "
     "processes. Counted for {counted} s, without what the holder costs, and told for one message."
@@ -27,7 +33,13 @@ Found = Mapping[str, Any]
 def section(found: Found) -> str:
     """All of it, as Markdown."""
     return "\n\n".join(
-        [_leases(found["leases"]), *_tasks(found["tasks"], found["plan"]), *_waiting(found), _seen(found)]
+        [
+            _leases(found["leases"]),
+            *_tasks(found["tasks"], found["plan"]),
+            *_connections(found["connections"]),
+            *_waiting(found),
+            _seen(found),
+        ]
     )
 
 
@@ -61,13 +73,26 @@ def _tasks(found: Found, plan: Found) -> list[str]:
         unit = MEGABYTE if what == "bytes" else 1
         had = [[text(found[kind][f"{what} after {number}"] / unit) for number in (few, many)] for kind in KINDS]
         rows.append([words, *(f"{first}, {last}" for first, last in had)])
-    links = found["connections"]
     return [
         "## Tasks of one worker",
         OWNED_BY_A_WORKER.format(few=few, many=many),
         _table(["", "plain Celery", "this library"], rows),
-        CONNECTED.format(**links),
     ]
+
+
+def _connections(found: Found) -> list[str]:
+    # In the order in which they begin to work; all together is the last.
+    names = [*(name for name in found["plain"] if name != ALL), ALL]
+    rows = [[name, *(_to_each(found[kind][name], servers) for kind, servers in ASKED_BY.items())] for name in names]
+    return [
+        "## Connections of a deployment",
+        DEPLOYED,
+        _table(["to broker, backend, store", "plain Celery", "this library", "calls that are requeued"], rows),
+    ]
+
+
+def _to_each(found: Found, servers: Sequence[str]) -> str:
+    return ", ".join(text(found.get(each, 0)) for each in servers)
 
 
 def _waiting(found: Found) -> list[str]:

@@ -20,6 +20,10 @@ class Process:
         self._log = Path(tempfile.mkstemp(prefix="celery-", suffix=".log")[1])
         self._process = start(["-A", app, *command, "--loglevel", "INFO"], env, self._log)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 

@@ -31,8 +31,13 @@ def test_the_page_about_scale_is_what_the_results_say() -> None:
 def test_what_is_promised_of_scale_was_seen() -> None:
     found = comparison.read("scale")
 
-    assert (found["leases"]["lost"], found["leases"]["sockets"]) == (0, 2)
-    assert found["tasks"]["connections"]["pool process"] == 2
+    assert found["leases"]["lost"] == 0
+    # One for each thread that asks: the test's, the heartbeat, and whoever counts.
+    assert found["leases"]["sockets"] <= 3
+    plain, locked, requeued = (found["connections"][kind] for kind in ("plain", "singleton", "reschedule"))
+    assert all("broker" not in each["pool process"] for each in (plain, locked)), "it publishes nothing"
+    assert sum(locked["in all"].values()) - sum(plain["in all"].values()) <= 16
+    assert requeued["in all"]["store"] <= 16
 
 
 def test_the_chart_has_the_numbers_of_the_table() -> None:
