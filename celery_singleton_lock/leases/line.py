@@ -10,29 +10,31 @@ A turn goes through these states. A script writes them, by the clock of the stor
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
     COMING   it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
     COMING   it asks by itself, and is granted             SERVED    its run
-    COMING   its message has ended, or its time is over    GONE      the worker that ends it; any walk along the line
+    COMING   ended, given up, broken, or its time is over  GONE      who ends it; an operator; any walk along the line
     WAITING  it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
     WAITING  it is called, and nobody listens any more     UNHEARD   a release, or whoever finds a place free
     WAITING  it asks by itself, and is refused             COMING    its run, as its countdown is over
     WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
     WAITING  as above                                      GONE
     CALLED   it is refused: another one was faster         COMING    its run
+    CALLED   the same, of one that waits in a process      WAITING   the process in which it waits
     CALLED   it is granted                                 SERVED    its run
     CALLED   it has not come after three seconds           UNHEARD   any walk along the line
     CALLED   as above                                      GONE
-    UNHEARD  its worker listens again, or another one      WAITING   the thread of that worker's `Line`
+    UNHEARD  its worker listens again, or another one      WAITING   the thread of that worker's `Line`; its process
     UNHEARD  the same, and it finds a place free           CALLED    the thread of that worker's `Line`
     UNHEARD  it comes, and is refused                      COMING    its run
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-The turn of a process begins as WAITING, because the process listens before it asks.
+The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
+the process listens before it asks. If the store has lost a turn, it begins anew, at its old rank.
 
 While a turn is UNHEARD, others are called in its place. The turn keeps its place: once its message is back, it goes
-before all that were refused later. For two seconds a missed turn also goes before calls that were never refused.
+before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
 
-A call may be lost, or a holder may die. So the first turn here of each lock looks without being called: every two
-seconds if it is among the next few, or if nobody can listen, and otherwise once in a ttl.
+A call may be lost, or a holder may die. So in each process the first turn of each lock looks without being called:
+every two seconds if it is among the next few, or if nobody can listen, and otherwise once in a ttl.
 """
 
 import socket
@@ -64,29 +66,30 @@ class Turn(IntEnum):
 
 
 COMING, WAITING, CALLED, UNHEARD, SERVED, GONE = Turn
-# In the order of the states; parts/queue.lua writes them.
+# In the order of the states, which parts/queue.lua writes as letters.
 _LEADS_TO = (
     (WAITING, UNHEARD, CALLED, SERVED, GONE),
     (CALLED, UNHEARD, COMING, SERVED, GONE),
-    (COMING, SERVED, UNHEARD, GONE),
+    (COMING, WAITING, SERVED, UNHEARD, GONE),
     (WAITING, CALLED, COMING, SERVED, GONE),
     (),
     (),
 )
 
-# parts/queue.lua has these numbers, too.
+# In parts/queue.lua, too.
 _NEXT_FEW = 3
 _FREE = "free"
+# How many look in a process that cannot listen.
 _A_FEW = 8
 # Seconds between two looks of one that is among the next few.
 _SOON = 2.0
-# After one has come by itself, the next one may be due as well.
+# Seconds until the next one looks after one has come by its own look: its turn may have come as well.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
 LONGEST_START = 2.0
-"""Seconds for which one that waits here does not ask until it listens, so that the release finds it."""
+"""Seconds for which a thread that waits puts off its question until it listens, so that a release finds it."""
 
 
 @dataclass(eq=False)
@@ -132,7 +135,7 @@ def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
 
 
 def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
-    """Seconds until one that waits in this process asks again if it is not called before; 0.0 if it has its answer."""
+    """Seconds until one that waits in this process asks again if it is not called before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
     return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl, is_deaf=is_deaf)))
@@ -142,7 +145,7 @@ class Bell:
     """Wakes a thread or a greenlet as its turn is called, also while it does not sleep; a signal wakes it as well."""
 
     is_deaf = True
-    """It may be rung by nobody."""
+    """Nobody can ring it: it does not listen, or not yet."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
