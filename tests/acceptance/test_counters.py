@@ -53,6 +53,7 @@ def test_a_run_without_a_lease_is_counted_as_a_run(tasks: Any, env: dict[str, st
     assert of(tasks, "acquired_total", task) == 0
 
 
+@pytest.mark.prove
 def test_what_a_new_process_counts_before_its_first_lease_is_counted(tasks: Any, env: dict[str, str]) -> None:
     number = 5
     with workers(APP, env, 1, concurrency=1) as (worker,):

@@ -64,7 +64,7 @@ def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earli
 
 def test_a_run_longer_than_its_ttl_keeps_its_lease(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2):
-        long_run = tasks.rescheduled.delay("k", 1, seconds=10)
+        long_run = tasks.rescheduled.delay("k", 1, seconds=5)
         until(lambda: recorder.events("enter"), "the long run has begun")
         other = tasks.rescheduled.delay("k", 2)
 
@@ -114,6 +114,10 @@ def kill(task_app: Any, run: Event, result: Any) -> None:
     os.kill(run.pid, signal.SIGKILL)
 
 
+def of_run(recorder: Recorder, result: Any) -> list[Event]:
+    return [event for event in recorder.events("enter") if event.run == result.id]
+
+
 def terminate(task_app: Any, run: Event, result: Any) -> None:
     task_app.control.revoke(result.id, terminate=True, signal="SIGKILL")
 
@@ -122,32 +126,33 @@ def wait_for_the_limit(task_app: Any, run: Event, result: Any) -> None:
     """It has a hard time limit."""
 
 
-@pytest.mark.parametrize("after_failure", [True, False])
-@pytest.mark.parametrize("mode", ["while_executing", "until_executed"])
 @pytest.mark.parametrize(
     "end", [kill, *[pytest.param(end, marks=pytest.mark.prove) for end in (terminate, wait_for_the_limit)]]
 )
 def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(
-    tasks: Any, env: dict[str, str], recorder: Recorder, end: Any, mode: str, after_failure: bool
+    tasks: Any, env: dict[str, str], recorder: Recorder, end: Any
 ) -> None:
-    task = combined.cooling[mode, after_failure]
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}) as (its_worker,):
-        limit = {"time_limit": 2} if end is wait_for_the_limit else {}
-        first = task.apply_async(("k", 1), {"gate": "never"}, **limit)
-        run = until(lambda: recorder.events("enter"), "it runs")[0]
-        end(tasks.app, run, first)
-        first.get(timeout=20, propagate=False)
+    limit = {"time_limit": 2} if end is wait_for_the_limit else {}
+    number = len(combined.cooling)
+    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}, 1, concurrency=number) as (its_worker,):
+        for task in combined.cooling.values():
+            result = task.apply_async(("k", 1), {"gate": "never"}, **limit)
+            (run,) = until(lambda each=result: of_run(recorder, each), "it runs")
+            end(tasks.app, run, result)
         if end is kill:
-            until(lambda: "its pool process died while it held the lock" in its_worker.log(), "its death is told")
+            told = "its pool process died while it held the lock"
+            until(lambda: its_worker.log().count(told) == number, "their deaths are told", timeout=30)
 
-        if after_failure:
-            # The main process releases once the child is dead.
-            until(lambda: not task.lock_state("k").holders, "its lease is given back")
-            until(lambda: task.lock_state("k").queued is None, "its mark has ended")
-            left = task.lock_state("k").cooldown_until - datetime.now(UTC)
-            assert timedelta(seconds=20) < left < timedelta(seconds=60)
-        else:
-            until(lambda: task.lock_state("k") == LockState(task.lock_key_for("k"), at=ANY), "nothing is left")
+        for (_, after_failure), task in combined.cooling.items():
+            if after_failure:
+                # The main process releases once the child is dead.
+                until(lambda task=task: not task.lock_state("k").holders, "its lease is given back")
+                until(lambda task=task: task.lock_state("k").queued is None, "its mark has ended")
+                left = task.lock_state("k").cooldown_until - datetime.now(UTC)
+                assert timedelta(seconds=20) < left < timedelta(seconds=60)
+            else:
+                nothing = LockState(task.lock_key_for("k"), at=ANY)
+                until(lambda task=task, nothing=nothing: task.lock_state("k") == nothing, "nothing is left")
 
 
 def after(first: Any, task: Any) -> Any:

@@ -40,6 +40,8 @@ NOWHERE = {"broker_url": "nowhere://"}
 """A broker whose workers nobody waits for."""
 AT_LEISURE = ("--timeout", "30")
 """On a machine that is busy; a store that is there, and workers that cannot be asked, take none of it."""
+BRIEFLY = ("--timeout", "2")
+"""All of it is waited for where there are workers; who asks so asks again."""
 SOON = ("--timeout", "0.1")
 """For what does not come."""
 LONG = 30.0
@@ -381,7 +383,7 @@ def prefork(valkey: Server) -> Iterator[Worker]:
 def test_workers_that_cannot_run_what_they_may_be_given_are_told(valkey: Server, threads: Worker) -> None:
     env = env_of(valkey, {"lock_on_lost": "kill"}, task_routes={"task-0": "io"})
 
-    diagnosis = answered(lambda: on_command_line(env, "--timeout", "3"))
+    diagnosis = answered(lambda: on_command_line(env, *BRIEFLY))
 
     assert diagnosis.wrong == ["workers"]
     assert all(word in diagnosis.of("workers")[1] for word in ("task-0", "lock_on_lost='kill'", "--pool prefork"))
@@ -391,7 +393,7 @@ def test_workers_that_cannot_run_what_they_may_be_given_are_told(valkey: Server,
 def test_locks_in_memory_are_none_for_a_pool_of_processes(app_of: AppOf, valkey: Server, prefork: Worker) -> None:
     app = app_of("memory://doctor", settings={"broker_url": valkey.url})
 
-    diagnosis = answered(lambda: examined(app, "--timeout", "3"))
+    diagnosis = answered(lambda: examined(app, *BRIEFLY))
 
     assert diagnosis.wrong == ["workers"]
     assert "memory://" in diagnosis.of("workers")[1]
@@ -427,7 +429,7 @@ def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(
         queued = tasks.by_mode["until_executed"].delay("k")
 
         def told() -> list[str]:
-            return [each for each in examined(tasks.app, "--timeout", "3").advice if "prefetch" in each]
+            return [each for each in examined(tasks.app, *BRIEFLY).advice if "prefetch" in each]
 
         (said,) = until(told, "the worker has it", timeout=60)
         open_gate(recorder, "it is examined")
@@ -447,7 +449,7 @@ def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefo
 
     def diagnosis() -> Diagnosis:
         def is_told() -> Diagnosis | None:
-            found = answered(lambda: examined(tasks.app, "--timeout", "3"))
+            found = answered(lambda: examined(tasks.app, *BRIEFLY))
             return found if "1 alive" in found.of("holders")[1] else None
 
         # That is an answer of its own, which may be later than the one to whether the worker is there.
@@ -482,7 +484,7 @@ def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
 def test_a_queue_that_no_worker_takes_is_told_at_once(valkey: Server, threads: Worker) -> None:
     tasks: list[dict[str, Any]] = [{"time_limit": 60}, {"time_limit": 60}, {"time_limit": 60, "queue": "io"}]
 
-    diagnosis = answered(lambda: on_command_line(env_of(valkey, *tasks), "--timeout", "3"))
+    diagnosis = answered(lambda: on_command_line(env_of(valkey, *tasks), *BRIEFLY))
 
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
     assert (
@@ -497,15 +499,16 @@ def test_a_queued_call_in_a_queue_that_no_worker_takes_is_told_at_once(
 ) -> None:
     settings = {"broker_url": valkey.url, "task_routes": {"put": "io"}}
     app = app_of(f"{valkey.url.removesuffix('/0')}/2", "put", settings, lock_mode="until_executed")
-    assert answered(lambda: examined(app, "--timeout", "3")).wrong == []
+    assert answered(lambda: examined(app, *BRIEFLY)).wrong == []
     app.tasks["put"].apply_async(queue="oi")
 
-    diagnosis = answered(lambda: examined(app, "--timeout", "3"))
+    diagnosis = answered(lambda: examined(app, *BRIEFLY))
 
     assert diagnosis.wrong == ["workers"]
     assert "no worker that has answered takes the queue 'oi', to which calls of put go" in diagnosis.of("workers")[1]
 
 
+@pytest.mark.prove
 def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_not(valkey: Server) -> None:
     store = f"{valkey.url.removesuffix('/0')}/2"
     with Proxy(valkey.port) as proxy:
@@ -513,7 +516,7 @@ def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_no
         env = env_of(valkey, singleton_lock_url=url)
         with workers(APP, env, 1, pool="threads", concurrency=1):
             here = env_of(valkey, singleton_lock_url=store)
-            assert answered(lambda: on_command_line(here, "--timeout", "3")).wrong == []
+            assert answered(lambda: on_command_line(here, *BRIEFLY)).wrong == []
             proxy.black_hole()
             diagnosis = answered(lambda: on_command_line(here, "--timeout", "6"))
 
@@ -525,7 +528,7 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
     wall_clock.step("+100")
     with workers(APP, {**env_of(valkey), **wall_clock.env}, 1, pool="threads", concurrency=1) as (worker,):
         name = re.findall(r"(w\w{6}@\S+) ready", worker.log())[0]
-        diagnosis = answered(lambda: on_command_line(env_of(valkey), "--timeout", "3"))
+        diagnosis = answered(lambda: on_command_line(env_of(valkey), *BRIEFLY))
 
     assert diagnosis.wrong == ["clock"]
     assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
@@ -534,11 +537,17 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
 @pytest.mark.parametrize(
     ("theirs_is_named", "verdict", "words"),
     [
-        ("w@same", False, "Either another deployment has the same singleton_lock_prefix"),
-        ("w@staging", None, "or of another deployment with the same singleton_lock_prefix"),
-        (None, True, "1 alive"),
+        pytest.param(
+            *("w@same", False, "Either another deployment has the same singleton_lock_prefix"),
+            id="of another deployment",
+        ),
+        pytest.param(
+            *("w@staging", None, "or of another deployment with the same singleton_lock_prefix"),
+            id="of another deployment, by another name",
+            marks=pytest.mark.prove,
+        ),
+        pytest.param(None, True, "1 alive", id="of this one", marks=pytest.mark.prove),
     ],
-    ids=["of another deployment", "of another deployment, by another name", "of this one"],
 )
 def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
     valkey: Server, tasks: Any, recorder: Recorder, theirs_is_named: str | None, verdict: bool | None, words: str
@@ -556,7 +565,7 @@ def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
         until(lambda: recorder.events("enter"), "it runs", timeout=60)
 
         def is_told() -> bool:
-            found, said = answered(lambda: examined(tasks.app, "--timeout", "3")).of("holders")
+            found, said = answered(lambda: examined(tasks.app, *BRIEFLY)).of("holders")
             return found is verdict and words in said and ("another deployment" in said) == (verdict is not True)
 
         until(is_told, "the doctor says so", timeout=60)
@@ -622,6 +631,7 @@ def test_options_that_do_something_are_no_surprise(own: Server, app_of: AppOf, o
     assert examined(app_of(own.url, **options), *AT_LEISURE).advice == []
 
 
+@pytest.mark.prove
 def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it(own: Server, app_of: AppOf) -> None:
     with own.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "on", ">pa55word", "~*", "&*", "+@all")
@@ -630,8 +640,11 @@ def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it
     env = env_of(own, singleton_lock_url=own.url, singleton_lock_client_options=user)
 
     (said,) = examined(by_url, *AT_LEISURE).advice
-    with workers(APP, env, 1, pool="threads", concurrency=1):
-        told = [reported(env, *command) for command in (["report"], ["inspect", "conf", "--timeout", "30"])]
+    with workers(APP, env, 1, pool="threads", concurrency=1) as (worker,):
+        (name,) = re.findall(r"(w\w{6}@\S+) ready", worker.log())
+        # By its name: else it would be waited for others as well.
+        asks = ["inspect", "conf", "--timeout", "30", "--destination", name]
+        told = [reported(env, *command) for command in (["report"], asks)]
 
     assert "singleton_lock_client_options" in said
     assert all("singleton_lock_client_options" in each for each in told)
@@ -671,7 +684,7 @@ def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
 def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None:
     env = env_of(valkey, {"lock_on_conflict": "wait", "time_limit": 60})
 
-    (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
+    (said,) = answered(lambda: on_command_line(env, *BRIEFLY)).advice
 
     assert all(word in said for word in ("lock_on_conflict='wait'", "1 of them", "task-0"))
 
@@ -689,10 +702,10 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
     # One that has just been published, and one behind a run.
     queued(1, 60)
     store.acquire(Claim(queued(2, 660), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
-    assert answered(lambda: on_command_line(env, "--timeout", "3")).advice == []
+    assert answered(lambda: on_command_line(env, *BRIEFLY)).advice == []
     for number in (3, 4):
         queued(number, 660)
-    (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
+    (said,) = answered(lambda: on_command_line(env, *BRIEFLY)).advice
     store.close()
 
     assert all(words in said for words in ("queued for more than 10 minutes", "task-0 (2)", "--marks"))

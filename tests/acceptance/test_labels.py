@@ -69,6 +69,7 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
 # In the log.
 
 
+@pytest.mark.prove
 def test_the_log_has_it_where_one_says_so_and_names_what_has_died(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_limit_and_a_cool_down_are_a_rate(tasks: Any, env: dict[str, str], rec
     assert min(gaps) > 0.95, gaps
 
 
+@pytest.mark.prove
 def test_who_may_not_subscribe_asks_by_itself_and_is_told_once(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:

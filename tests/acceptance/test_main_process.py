@@ -17,7 +17,7 @@ from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
 PROMPTLY = 15
-WAITING = 150
+WAITING = 80
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -66,6 +66,7 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
     assert worker.pid not in makers
 
 
+@pytest.mark.prove
 def test_messages_that_have_waited_leave_nothing_in_the_main_process(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:

@@ -22,7 +22,7 @@ valkey = one_valkey()
 HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
 
 
-@pytest.fixture(scope="module", params=["sentry", "datadog", "newrelic"])
+@pytest.fixture(scope="module", params=["sentry", "newrelic", pytest.param("datadog", marks=pytest.mark.prove)])
 def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
     env = {"TEST_STORE": valkey.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1", "TEST_NEIGHBOUR": request.param}
     with workers("tests.acceptance.neighbour_app", env, 1, concurrency=4) as (worker,):

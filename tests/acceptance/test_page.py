@@ -97,6 +97,7 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
     assert "Held 1 Waiting 2 Queued 1" in said
 
 
+@pytest.mark.prove
 def test_a_holder_that_does_not_renew_looks_like_none_that_does(tasks: Any, reader: Visitor, store: Store) -> None:
     with Lock("renewed", app=tasks.app, ttl=3):
         store.acquire(replace(claim(tasks.skipped.lock_key_for("k"), "id-1"), ttl=12.0))

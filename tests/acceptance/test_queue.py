@@ -151,6 +151,7 @@ def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_c
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated")  # of redis-py, by the result backend
+@pytest.mark.prove
 def test_a_call_with_an_own_task_id_is_not_sent_twice_and_a_canvas_is_sent_whole(
     tasks: Any, env: dict[str, str]
 ) -> None:

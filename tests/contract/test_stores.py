@@ -87,6 +87,11 @@ class TestMemoryStore(StoreContract):
     def nothing_is_left(self, store: Store) -> None:
         assert KEY not in Inventory(store).keys("singleton:")
 
+    # Half a minute, for the same script as a server's.
+    @pytest.mark.prove
+    def test_there_are_5000_turns_at_most(self, store: MemoryStore) -> None:
+        super().test_there_are_5000_turns_at_most(store)
+
     def test_a_lease_ends_when_its_ttl_is_over_and_not_before(self, store: MemoryStore) -> None:
         grant = granted(store.acquire(claim("a", ttl=10.0)))
 

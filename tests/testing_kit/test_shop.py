@@ -27,6 +27,7 @@ def played(*arguments: str, cwd: Path = SHOP, **env: str) -> "subprocess.Complet
 FILES_OF_THE_PAGE = re.compile(r'^```python title="(\S+)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.prove
 def test_the_files_of_the_page_are_all_that_it_needs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "testing.md").read_text(encoding="utf-8")
     files = dict(FILES_OF_THE_PAGE.findall(page))
