@@ -130,7 +130,7 @@ class Counters:
                 try:
                     send(store, key, batch, _BOUND)
                     del unsent[store, key]
-                    # Otherwise each pool process keeps a second one as soon as it was counted while a run asked.
+                    # A run that asked meanwhile has opened a second connection, which would stay for good.
                     store.servers.close_spare()
                 except (SingletonLockError, OSError) as error:
                     text = "%s; the counts are kept and sent with the next"

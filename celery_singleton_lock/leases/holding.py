@@ -121,7 +121,7 @@ class Holding:
         deadman: DeadMan | None = None,
         sender: Any = None,
     ) -> None:
-        # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
+        # Set on the instance: these are read most, and reading a class default is four times slower.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0

@@ -105,7 +105,7 @@ class Run:
     was_passed_on = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
-        # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
+        # Set on the instance: these are read most, and reading a class default is four times slower.
         self.phase = ASKING
         self.task = task
         self.request = request
