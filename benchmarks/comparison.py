@@ -97,7 +97,7 @@ IN_SHORT = {
 """What the README has of the scenarios."""
 RATE = "a task that does nothing: share of plain Celery's rate"
 SEEN_IN_SHORT = (
-    "From real workers with real kills, with quartiles. Instructions repeat; a rate does not. "
+    "Played on real workers with real kills. Instructions repeat; a rate (with quartiles) varies. "
     "[More scenarios, and all costs](docs/reference/comparison.md)."
 )
 
