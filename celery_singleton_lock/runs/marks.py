@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from celery import Celery, Task, states
@@ -101,17 +101,17 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
                 unmark(store_of(app), key, replaced, ends_cooldown=False, call_ended=True, in_background=is_main)
 
 
-_on_replace = Task.on_replace
-_chord_error_from_stack = Backend.chord_error_from_stack
+def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
+    """`Task.on_replace`; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
 
+    def replaced(task: Task, canvas: Any) -> Any:
+        if workflows := workflows_of(vars(task.request)):
+            for step, _ in tasks_in(canvas):
+                options = step.setdefault("options", {})
+                options["headers"] = {**(options.get("headers") or {}), WORKFLOWS: workflows}
+        return replace(task, canvas)
 
-def _replace(task: Task, canvas: Any) -> Any:
-    """As Celery's; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
-    if workflows := workflows_of(vars(task.request)):
-        for step, _ in tasks_in(canvas):
-            options = step.setdefault("options", {})
-            options["headers"] = {**(options.get("headers") or {}), WORKFLOWS: workflows}
-    return _on_replace(task, canvas)
+    return replaced
 
 
 def _ending_first(store: Callable[..., Any], place: int, *, has_failed: bool = True) -> Callable[..., Any]:
@@ -130,30 +130,38 @@ def _ending_first(store: Callable[..., Any], place: int, *, has_failed: bool = T
     return ended
 
 
-def _chord_failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
-    """As Celery's: the members of the header have ended, and the body never begins."""
-    for body, _ in tasks_in(callback):
-        options = body.get("options") or {}
-        message = {**(options.get("headers") or {}), "chain": options.get("chain")}
-        end_workflows(backend.app, options.get("task_id"), message)
-    return _chord_error_from_stack(backend, callback, *args, **kwargs)
+def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
+    """`Backend.chord_error_from_stack`: the members of the header have ended, and the body never begins."""
+
+    def failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
+        for body, _ in tasks_in(callback):
+            options = body.get("options") or {}
+            message = {**(options.get("headers") or {}), "chain": options.get("chain")}
+            end_workflows(backend.app, options.get("task_id"), message)
+        return fail(backend, callback, *args, **kwargs)
+
+    return failed
 
 
 # Celery calls one of the last four for each task that ends, also if the task is killed or revoked, or keeps no result.
 # No backend of Celery's has a method of its own in the place of one of them.
-_IN_A_WORKER = (
-    (Task, "on_replace", _replace),
-    (Backend, "mark_as_done", _ending_first(Backend.mark_as_done, 1, has_failed=False)),
-    (Backend, "mark_as_failure", _ending_first(Backend.mark_as_failure, 2)),
-    (Backend, "mark_as_revoked", _ending_first(Backend.mark_as_revoked, 1)),
-    (Backend, "chord_error_from_stack", _chord_failed),
+_IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
+    (Task, "on_replace", _step_by_step),
+    (Backend, "mark_as_done", partial(_ending_first, place=1, has_failed=False)),
+    (Backend, "mark_as_failure", partial(_ending_first, place=2)),
+    (Backend, "mark_as_revoked", partial(_ending_first, place=1)),
+    (Backend, "chord_error_from_stack", _ending_its_body),
 )
 
 
+@cache
 def look_after_workflows() -> None:
-    """Let this worker end the marks of the workflows whose steps it runs, whoever has written the steps."""
-    for owner, name, ours in _IN_A_WORKER:
-        setattr(owner, name, ours)
+    """Let this worker end the marks of the workflows whose steps it runs, whoever has written the steps.
+
+    The methods are wrapped as they are by now: an agent may have patched them since this library was imported.
+    """
+    for owner, name, wrapped in _IN_A_WORKER:
+        setattr(owner, name, wrapped(getattr(owner, name)))
 
 
 def has_ended(task: Task, found: Holder) -> bool:
