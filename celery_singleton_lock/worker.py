@@ -120,6 +120,10 @@ class SingletonRequest(Request):
         return Notes()
 
     @property
+    def _retries(self) -> int:
+        return self.request_dict.get("retries") or 0
+
+    @property
     def lease(self) -> Holding | None:
         """The child's lease as far as the main process can know it; None if it cannot."""
         # Whatever the message carries: the child finds the same, and its result says so.
@@ -130,7 +134,8 @@ class SingletonRequest(Request):
                 options = self.task.lock_options
                 published = notes.first_published
                 token = self.request_dict[DELIVERY][0]
-                facts = Facts(task_id=text_of(self.id), task_name=options.holder_name, published=published)
+                # A retry without its attempt is taken for a copy of the run before it.
+                facts = Facts(text_of(self.id), options.holder_name, attempt=self._retries, published=published)
                 claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None
@@ -213,9 +218,8 @@ class SingletonRequest(Request):
     def _is_redelivered(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
         task = self.task
-        retries = self.request_dict.get("retries") or 0
         is_rejected = task.acks_late and task.reject_on_worker_lost
-        has_retries = task.max_retries is None or retries < task.max_retries
+        has_retries = task.max_retries is None or self._retries < task.max_retries
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
 
     def _unmark(self, *, has_begun: bool) -> None:

@@ -188,6 +188,7 @@ retrying_unique = retrying_once("retrying-unique", lock_mode="until_and_while_ex
 retrying_or_ending = {
     policy: retrying_once(f"retrying-{policy}", lock_on_conflict=policy) for policy in ("skip", "raise")
 }
+retrying_late = retrying_once("retrying-late", lock_on_conflict="reschedule", acks_late=True)
 retrying_replace = retrying_once("retrying-replace", lock_on_conflict="replace")
 
 

@@ -12,6 +12,8 @@ import pytest
 import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
+from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.proxy import Proxy
@@ -117,6 +119,21 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
 
     assert len([run for run in runs(recorder) if run.run == result.id]) == 1
     assert result.state == "SUCCESS"
+
+
+def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and_again(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task, key, store = combined.retrying_late, "late", store_of(combined.app)
+    with workers(APP, {**env, **SOON}, 1) as (worker,):
+        retried = task.delay(key, 1, countdown=1)
+        until(lambda: f"[{retried.id}] retry" in worker.log(), "its first attempt has ended")
+        other = Claim(task.lock_key_for(key), "another call", 3.0, facts=Facts("another call", task.name))
+        until(lambda: isinstance(store.acquire(other), Grant), "another call has the key")
+
+        assert retried.get(timeout=30) == 1
+        # Twice a second, because a message in a worker has to be requeued before the broker delivers it again.
+        assert worker.log().count(f"[{retried.id}] received") < 20
 
 
 def test_a_copy_runs_where_the_first_run_has_died(
