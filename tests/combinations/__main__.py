@@ -8,17 +8,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
 import celery
-from rich.console import Console
 
-from tests.combinations.cover import pairs_of, possible
 from tests.combinations.factors import why_not
-from tests.combinations.found import FOUND
 from tests.combinations.play import Played, play
 from tests.combinations.program import HANDFUL, Program, draw, read
 from tests.combinations.stage import Servers, Stage
@@ -26,6 +23,7 @@ from tests.combinations.stage import Servers, Stage
 # Two workers each, which mostly wait.
 STAGES_ABREAST = 5
 LOGS = Path(__file__).parent / "out"
+FOUND = Path(__file__).parent / "found.txt"
 
 
 def arguments() -> argparse.Namespace:
@@ -43,13 +41,13 @@ def arguments() -> argparse.Namespace:
 
 
 class Run:
-    """Stages, some abreast, and what came of their programs."""
+    """Stages, some at a time, and the results of their programs."""
 
-    def __init__(self, servers: Servers, console: Console) -> None:
-        self._servers, self._console = servers, console
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
         self._numbers = count()
         self.played: list[Played] = []
-        self.troubles: list[str] = []
+        self.is_good = True
 
     def play(self, programs: Sequence[Program], seconds: float) -> None:
         """Play all that can be begun within so many seconds."""
@@ -62,8 +60,7 @@ class Run:
         began, number = time.monotonic(), next(self._numbers)
         with Stage(self._servers, hand, number) as stage:
             played = play(stage, hand)
-            troubles = stage.troubles()
-            why_void = stage.why_void()
+            troubles, why_void = stage.troubles(), stage.why_void()
         failed = [some for some in played if some.findings]
         if failed or troubles or why_void:
             for index, log in enumerate(stage.logs):
@@ -75,58 +72,46 @@ class Run:
             told.append(f"  not judged: {why_void}")
             failed, troubles, played = [], [], []
         told += [f"  a worker: {trouble}" for trouble in troubles]
-        told += [line for some in failed for line in tell(some)]
-        self._console.print("\n".join(told), markup=False)
-        self.troubles += troubles
+        for some in failed:
+            told += [f"  {finding}" for finding in some.findings]
+            told.append(f"    make combinations REPLAY='{some.program.line()}'")
+        print("\n".join(told), flush=True)
+        self.is_good = self.is_good and not (failed or troubles)
         return played
 
 
 def main() -> int:
     options = arguments()
-    console = Console(highlight=False, soft_wrap=True)
     LOGS.mkdir(exist_ok=True)
-    # Who is told to end takes its workers and servers along.
+    # Otherwise a run that is told to end would leave its workers and servers behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    given = list(FOUND.values()) if options.found else (options.replay or "").splitlines()
-    programs = playable([read(line) for line in given], console) if given else draw(options.seed, options.programs)
-    told = "" if given else f" of seed {options.seed}"
-    console.print(f"{len(programs)} programs{told}, Celery {celery.__version__}")
+    given = (FOUND.read_text(encoding="utf-8") if options.found else options.replay or "").splitlines()
+    programs = [read(line) for line in given if not line.startswith("#")] or draw(options.seed, options.programs)
+    for program in programs:
+        if reason := why_not(program.stage):
+            print(f"left out, {reason}: {program.line()}")
+    programs = [program for program in programs if why_not(program.stage) is None]
+    print(
+        f"{len(programs)} programs{'' if given else f' of seed {options.seed}'}, Celery {celery.__version__}",
+        flush=True,
+    )
     with Servers() as servers:
-        run = Run(servers, console)
+        run = Run(servers)
         # Only now: on a slow machine it takes a while to draw programs and to start servers.
         began = time.monotonic()
         run.play(programs, options.seconds)
-        failed = [some for some in run.played if some.findings]
-    console.print(f"{len(run.played)} programs, {len(failed)} failed, in {time.monotonic() - began:.0f} s")
-    pairs = {pair for some in run.played for row in some.program.rows for pair in pairs_of(row)}
-    console.print(f"covered: {len(pairs)} of {len(possible())} pairs")
-    return 1 if failed or run.troubles else 0
+    failed = sum(bool(some.findings) for some in run.played)
+    print(f"{len(run.played)} programs, {failed} failed, in {time.monotonic() - began:.0f} s")
+    return 0 if run.is_good else 1
 
 
-def playable(programs: Sequence[Program], console: Console) -> list[Program]:
-    """Those for which there is a stage; why the others have none is told."""
-    reasons = {program: why_not(program.stage) for program in programs}
-    for program, reason in reasons.items():
-        if reason is not None:
-            console.print(f"left out, {reason}: {program.line()}", markup=False)
-    return [program for program in programs if reasons[program] is None]
-
-
-def hands(programs: Sequence[Program]) -> list[list[Program]]:
-    """Those of one stage together, as many as can be played at a time; those that take longest begin."""
-    found = []
-    together = {json.dumps(program.stage): [] for program in programs}
+def hands(programs: Sequence[Program]) -> list[Sequence[Program]]:
+    """The programs of each stage, as many as can be played at a time; the longest begin."""
+    together: dict[str, list[Program]] = {json.dumps(program.stage): [] for program in programs}
     for program in programs:
         together[json.dumps(program.stage)].append(program)
-    for some in together.values():
-        found += [some[begin : begin + HANDFUL] for begin in range(0, len(some), HANDFUL)]
+    found = [some[begin : begin + HANDFUL] for some in together.values() for begin in range(0, len(some), HANDFUL)]
     return sorted(found, key=lambda hand: hand[0].stage["pool"] != "solo")
-
-
-def tell(some: Played) -> Iterator[str]:
-    """What is wrong with a program, and the line that replays it."""
-    yield from (f"  {finding}" for finding in some.findings)
-    yield f"    make combinations REPLAY='{some.program.line()}'"
 
 
 if __name__ == "__main__":

@@ -4,28 +4,21 @@ import faulthandler
 import json
 import os
 import signal
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task, current_task
+from celery import Celery, Task
 from celery import signals as celery_signals
 from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 
-from celery_singleton_lock import SingletonTask, current_lease, signals
-from tests.combinations.program import TTL, VISIBILITY, Call
-from tests.fire.record import Record
+from celery_singleton_lock import SingletonTask
+from tests.combinations.program import TTL, VISIBILITY
+from tests.runs.record import Recorded, body, record, work
 
 # Of all keys; a program's own are told apart by their arguments.
 LOCK = "combined"
-# The header of a message with the number of its call.
-SENT_AS = "combined"
 # A call of it is on the next key.
 OTHER = " other"
 
@@ -38,52 +31,10 @@ class RefusedError(Exception):
     """What `before_start` raises."""
 
 
-@dataclass(frozen=True)
-class Execution:
-    """What is known of one before its body: an item of a map has the task id and the number of the map's message."""
+class Locked(Recorded, SingletonTask):
+    """A task of ours."""
 
-    run: str = ""
-    label: str = ""
-    task_id: str = ""
-    is_item: bool = False
-    sent_as: int = -1
-
-
-_record: Record | None = None
-_runs = count()
-_NOBODY = Execution()
-# Not on the request: an item of a map has none of its own.
-_execution: ContextVar[Execution] = ContextVar("_execution", default=_NOBODY)
-
-
-def record() -> Record:
-    """The file, opened where it is first needed; who only sends has none."""
-    global _record  # noqa: PLW0603 (one for the process)
-    if _record is None:
-        _record = Record(os.environ.get("COMBINATIONS_RECORD", os.devnull))
-    return _record
-
-
-class Noted:
-    """Notes each execution, with or without a body, around the lock."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        execution = _execution_of(self, args)
-        run, key = execution.run, execution.label
-        token = _execution.set(execution)
-        facts = {"task": self.name, "task_id": execution.task_id, "item": execution.is_item}
-        record().write("began", key, run, attempt=self.request.retries, **facts)
-        outcome = "died"
-        try:
-            result = super().__call__(*args, **kwargs)  # type: ignore[misc]
-            outcome = "returned"
-            return result
-        except BaseException as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            _execution.reset(token)
-            record().write("ended", key, run, outcome=outcome, **facts)
+    abstract = True
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
         if len(args) > 2 and args[2]["ending"] == "before_start":
@@ -91,51 +42,10 @@ class Noted:
             raise RefusedError(args[0])
 
 
-def _execution_of(task: Any, args: Sequence[Any]) -> Execution:
-    run, label = f"{os.getpid()}-{next(_runs)}", str(args[0]) if args else ""
-    is_item = bool(task.request.called_directly)
-    # Whose body calls an item is `celery.map` or `celery.starmap`.
-    request = current_task.request if is_item else task.request
-    # Not from the arguments: an item of a map is nothing but a key.
-    sent_as = (request.headers or {}).get(SENT_AS, args[1] if len(args) > 1 else 0)
-    return Execution(run, label, request.id, is_item, sent_as)
-
-
-class Locked(Noted, SingletonTask):
-    """A task of ours."""
+class Unlocked(Recorded, Task):
+    """A task without a lock: the other steps of a canvas."""
 
     abstract = True
-
-
-class Unlocked(Noted, Task):
-    """The same without a lock: the other steps of a canvas."""
-
-    abstract = True
-
-
-@contextmanager
-def noted(task: Any, key: str, number: int, seconds: float) -> Iterator[None]:
-    """Note that the body runs; one that is killed never leaves."""
-    execution, lease = _execution.get(), current_lease()
-    run, facts = execution.run, {"task_id": execution.task_id, "number": number, "attempt": task.request.retries}
-    fence = lease.fence if lease else 0
-    record().write("enter", key, run, seconds=seconds, fence=fence, item=execution.is_item, **facts)
-    outcome = "died"
-    try:
-        yield
-        outcome = "returned"
-    except BaseException as error:
-        outcome = type(error).__name__
-        raise
-    finally:
-        record().write("leave", key, run, outcome=outcome, **facts)
-
-
-def work(seconds: float) -> None:
-    """Be busy for so long, in slices, so that a thread can be interrupted."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(0.05)
 
 
 def send_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> None:
@@ -168,7 +78,7 @@ def end(task: Any, ending: str) -> None:
 def _is_first(task_id: str) -> bool:
     """Nobody has asked this for the call before."""
     try:
-        Path(f"{os.environ['COMBINATIONS_RECORD']}.{task_id}").touch(exist_ok=False)
+        Path(f"{os.environ['TEST_RECORD']}.{task_id}").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -180,7 +90,7 @@ def name_of(task: Mapping[str, Any]) -> str:
 
 
 def key_by_code(key: str, number: int = 0, script: Mapping[str, Any] | None = None) -> str:
-    """Another one for a message than for the call."""
+    """The key that a worker would make of the message is another than that of the call."""
     return key if script is None or isinstance(script["sent"], tuple) else f"{key} of a message"
 
 
@@ -206,11 +116,8 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         max_retries=2,
         **options,
     )
-    def runs(self: Any, key: str, number: int = 0, script: Any = None) -> int:
-        if script is None:
-            # An item of a map is nothing but a key.
-            number, script = _execution.get().sent_as, Call().script
-        with noted(self, key, number, script["seconds"]):
+    def runs(self: Any, key: str, number: int, script: Mapping[str, Any]) -> int:
+        with body(key, script["seconds"], number):
             work(script["seconds"])
             send_again(self, key, number, script)
             if task["autoretry"] and not self.request.retries:
@@ -275,29 +182,15 @@ def make_app(setting: Mapping[str, Any]) -> Celery:
     return app
 
 
-def _of_ours(sender: Any) -> bool:
-    return getattr(sender, "name", "").startswith("combined.")
-
-
-@signals.lock_conflict.connect
-def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
-    if _of_ours(sender):
-        # Who publishes executes nothing, and is told apart by that.
-        own = _execution.get()
-        record().write("conflict", own.label, own.run, task_id=own.task_id, outcome=outcome, holder=holder.task_id)
-
-
 @celery_signals.task_revoked.connect
 def _revoked(sender: Any, request: Any, **_: Any) -> None:
-    if _of_ours(sender):
-        record().write("revoked", "", task_id=request.id)
+    record().write("revoked", task_id=request.id)
 
 
 @celery_signals.task_failure.connect
 def _failed(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
     # Also in the main process, for a child that was killed.
-    if _of_ours(sender):
-        record().write("failed", "", task_id=task_id, error=type(exception).__name__)
+    record().write("failed", task_id=task_id, error=type(exception).__name__)
 
 
 if "COMBINATIONS_SETTING" in os.environ:

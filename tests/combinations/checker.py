@@ -2,29 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
-import celery
-from celery.app import trace
-
-from tests.combinations.history import Answer, Body, History, Known, read
+from tests.combinations.history import Answer, History, Known, read
 from tests.combinations.program import Call
+from tests.runs.rules import Finding, exclusive, fenced
 
 # A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
 MOST_DELIVERIES = 40
 MOST_A_SECOND = 5
-LOOPS = ("map", "starmap", "chunks")
-# Of each of them.
-ITEMS = 2
 # A worker publishes these.
 STEPS = ("middle of a chain", "chord body")
 # Their calls are requeued until they run, or until a newer one runs in their place.
 NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
-# Celery from 5.7 on stores RETRY no more where the library has done so.
-LEAVES_RETRY_TO_US = hasattr(trace, "get_actual_ignore_result")
 
 # Of a body that has come to its own end, and of one that went on from there as another attempt.
 _COMPLETED = ("returned", "ValueError")
@@ -42,17 +34,6 @@ _ERRORS = {
 }
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that must not be."""
-
-    rule: str
-    what: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.what}"
-
-
 def check(history: History) -> list[Finding]:
     """What is wrong with it."""
     known = read(history)
@@ -66,50 +47,21 @@ def one_body_of_a_message(known: Known) -> Iterator[str]:
     """Two bodies of one task id never run at once."""
     # `retry` and `replace` publish before their body has left. Without a lease nothing keeps the next one waiting.
     overlap = 0.25 if known.program.mode == "until_executing" else 0.0
-    for first, second in _at_once(_of_messages_of_ours(known)):
-        if first.task_id == second.task_id and first.left - second.entered >= overlap:
-            yield f"{second} entered {first.left - second.entered:.2f} s before {first} left"
+    for first, second in combinations(known.bodies, 2):
+        if first.task_id == second.task_id and first.over - second.entered > overlap:
+            yield f"{second} entered {first.over - second.entered:.2f} s before {first} left"
 
 
 def one_at_a_time(known: Known) -> Iterator[str]:
     """Never more bodies of a key than the largest limit in use."""
-    if known.program.mode == "until_executing":
-        return
-    for body in known.bodies:
-        with_it = [other for other in known.bodies if other.key == body.key and _runs_at(other, body.entered)]
-        if len(with_it) > known.program.limit:
-            yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
-
-
-def _of_messages_of_ours(known: Known) -> list[Body]:
-    """Without the items of maps that may have been delivered twice: Celery's own tasks are not locked."""
-    return [body for body in known.bodies if not (body.is_item and known.program.stage["redelivers"])]
-
-
-def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
-    for index, second in enumerate(bodies):
-        yield from ((first, second) for first in bodies[:index] if first.left > second.entered)
-
-
-def _runs_at(body: Body, moment: float) -> bool:
-    return body.entered <= moment < body.left
+    if known.program.mode != "until_executing":
+        yield from map(str, exclusive(known.bodies, lambda _: known.program.limit)[0])
 
 
 def fences_grow(known: Known) -> Iterator[str]:
-    """Whoever enters after another has left has a greater fence, and nobody runs without."""
-    if known.program.mode == "until_executing":
-        return
-    for body in known.bodies:
-        # One that was killed as it began may have left when it entered.
-        fences = [
-            other.fence
-            for other in known.bodies
-            if other is not body and other.key == body.key and other.left <= body.entered
-        ]
-        if not body.fence:
-            yield f"{body} ran without a lease"
-        elif max(fences, default=0) >= body.fence:
-            yield f"{body} has fence {body.fence}, {max(fences)} was before it"
+    """A run that asks after another had been granted has a greater fence, and no run is without."""
+    if known.program.mode != "until_executing":
+        yield from map(str, fenced(known.bodies))
 
 
 # Nothing lost, nothing hangs.
@@ -150,10 +102,9 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
 def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
     """A call that was skipped, refused, superseded or replaced names another that has run."""
     texts = {
-        task_id: answer.text
+        answer.task_id: answer.text
         for answer in known.history.answers
         if answer.state == "REVOKED" or _is_refused(answer)
-        for task_id in known.messages(answer)
     }
     # Without a result backend nobody reads how one has ended, and one that joins has no error; its worker tells of it.
     for event in known.history.events:
@@ -176,17 +127,8 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
         place = known.calls[answer.call].place
         if answer.state != "SUCCESS" or answer.merged or place == "chord header":
             continue
-        ids = known.messages(answer)
-        own = [body for body in known.bodies if body.task_id in ids]
-        ran = sum(body.outcome in _COMPLETED for body in own)
-        if place in LOOPS:
-            # In the place of one that was skipped there is None, and who would join or be requeued waits.
-            ran += len(known.skipped(ids))
-            # So there is in the place of one that made way: any other that has lost its lease fails the map.
-            ran += sum(body.outcome == "LockLost" for body in own)
-            if ran < ITEMS:
-                yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
-        elif not ran and known.policy(answer) != "join":
+        ran = any(body.body in _COMPLETED for body in known.of(answer.task_id))
+        if not ran and known.policy(answer) != "join":
             yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
 
 
@@ -196,11 +138,11 @@ def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
         return
     for answer in known.history.answers:
         bodies = known.of(answer.task_id)
-        if answer.state != "REVOKED" or _is_stopped(known, answer) or not bodies or bodies[-1].outcome != "Retry":
+        if answer.state != "REVOKED" or _is_stopped(known, answer) or not bodies or bodies[-1].body != "Retry":
             continue
-        skipped = [at for at in known.skipped({answer.task_id}) if at > bodies[-1].left]
+        skipped = [at for at in known.skipped(answer.task_id) if at > bodies[-1].over]
         for moment in skipped[-1:]:
-            others = [body for body in known.bodies if body.entered <= moment and body.left >= moment - 2 * SLACK]
+            others = [body for body in known.bodies if body.entered <= moment and body.over >= moment - 2 * SLACK]
             if not others:
                 yield f"number {answer.call} ({answer.task_id[:8]}) was skipped at its retry, and nobody ran"
 
@@ -216,8 +158,8 @@ def the_newest_runs(known: Known) -> Iterator[str]:
     if any(_published_at_latest(known, answer) > _published(known, newest) for answer in others):
         return
     call = known.calls[newest.call]
-    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, *STEPS)
-    ran = newest.call in {body.number for body in known.bodies if body.outcome not in ("LockLost", "died")}
+    alone = call.timing == "now" and not call.other and call.place not in STEPS
+    ran = newest.call in {body.number for body in known.bodies if body.body not in ("LockLost", "")}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
 
@@ -228,11 +170,11 @@ def who_is_superseded_is_run_for(known: Known) -> Iterator[str]:
         return
     answers = {answer.call: answer for answer in known.history.answers}
     for superseded in (refused for refused in known.refused if refused.outcome == "superseded"):
-        answer = next((answer for answer in answers.values() if superseded.task_id in known.messages(answer)), None)
-        if answer is None or known.calls[answer.call].place in LOOPS:
+        answer = next((answer for answer in answers.values() if answer.task_id == superseded.task_id), None)
+        if answer is None:
             continue
         ran = [body for body in known.bodies if body.key == superseded.key]
-        numbers = {body.number for body in ran if body.outcome not in ("LockLost", "died")}
+        numbers = {body.number for body in ran if body.body not in ("LockLost", "")}
         since = _published(known, answer) - SLACK
         if not any(_published(known, answers[number]) >= since for number in numbers):
             yield f"number {answer.call} ({answer.task_id[:8]}) was superseded, and nothing as new ran"
@@ -270,8 +212,8 @@ def _ends_early(known: Known, call: Call) -> bool:
 
 
 def _published(known: Known, answer: Answer) -> float:
-    """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
-    call, ids = known.calls[answer.call], known.messages(answer)
+    """When it was, as far as its message tells; otherwise when its run began."""
+    call = known.calls[answer.call]
     began = min(known.began.get(answer.task_id, [answer.sent]))
     if call.route == "send_task":
         # Its message does not tell, so it counts when it comes.
@@ -280,8 +222,7 @@ def _published(known: Known, answer: Answer) -> float:
         # A worker publishes it, once the last step before it has run.
         events = (event for event in known.history.events if event.name == "step" and event.at <= began)
         return max((event.at for event in events if event.facts["number"] == call.number), default=began)
-    entered = [body.entered for body in known.bodies if body.task_id in ids]
-    return max(entered, default=answer.sent) if call.place in LOOPS else answer.sent
+    return answer.sent
 
 
 def _published_at_latest(known: Known, answer: Answer) -> float:
@@ -295,14 +236,12 @@ def _published_at_latest(known: Known, answer: Answer) -> float:
 
 def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     """A copy of a run that has ended is dropped."""
-    # A message brings all items of a map, or one chunk.
-    items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
     replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
-    completed = [body for body in _of_messages_of_ours(known) if body.outcome in (*_COMPLETED, *_HANDED_ON)]
+    completed = [body for body in known.bodies if body.body in (*_COMPLETED, *_HANDED_ON)]
     told = Counter((body.task_id, body.attempt, body.key) for body in completed)
     for (task_id, attempt, key), times in told.items():
         # A replacement begins to count its attempts anew.
-        if times > items.get(task_id, 1) + (task_id in replaced):
+        if times > 1 + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
 
 
@@ -310,10 +249,8 @@ def who_was_replaced_is_over(known: Known) -> Iterator[str]:
     """A run that was interrupted to make way is not requeued."""
     if "replace" not in known.program.policies:
         return
-    # Of a map, one item makes way and the next one comes.
-    messages = [body for body in known.bodies if not body.is_item]
-    for first, second in pairwise(sorted(messages, key=lambda body: (body.task_id, body.entered))):
-        if first.task_id == second.task_id and first.outcome == "LockLost":
+    for first, second in pairwise(sorted(known.bodies, key=lambda body: (body.task_id, body.entered))):
+        if first.task_id == second.task_id and first.body == "LockLost":
             yield f"{second} came after {first} was told to make way"
 
 
@@ -331,24 +268,6 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
         # On a busy machine publishing begins long before the store is asked.
         if _is_there(known, first, max(second.sent, second.published)):
             yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"
-
-
-def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
-    """From Celery 5.7 on, the result of a call says `REVOKED` long before its message comes."""
-    if celery.VERSION < (5, 7) or known.program.stage["pool"] == "solo":
-        return
-    if known.program.stage["results"] not in ("redis", "database"):
-        return
-    for revoked in known.history.answers:
-        call = known.calls[revoked.call]
-        never_ran = call.ending == "revoke" and call.place == "single" and not known.of(revoked.task_id)
-        # One that was refused where it was published has no task id.
-        if not revoked.task_id or revoked.merged or not never_ran or known.program.tasks[call.task]["ignore"]:
-            continue
-        for later in known.history.answers:
-            names_it = later.merged and later.task_id == revoked.task_id
-            if (names_it or revoked.task_id in later.text) and revoked.task_id in later.revoked:
-                yield f"number {later.call} was not sent, because number {revoked.call} was queued, which was revoked"
 
 
 def no_flood(known: Known) -> Iterator[str]:
@@ -382,29 +301,16 @@ RULES = (
     an_attempt_is_completed_once,
     who_was_replaced_is_over,
     a_duplicate_is_not_sent,
-    a_revoked_call_keeps_no_other_out,
     no_flood,
     nothing_is_left,
 )
 
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
-    """Celery itself ends nothing that raises Ignore or Reject, and no map with an item that asks for a retry."""
-    if known.calls[answer.call].place in LOOPS and known.was_retried(answer):
-        return True
+    """Celery itself ends nothing that raises Ignore or Reject."""
+    joined = {some.by for some in known.refused if some.outcome == "joined" and some.task_id == answer.task_id}
     is_ended_by_nobody = known.calls[answer.call].ending in ("ignore", "reject") or answer.task_id in known.rejected
-    joined = {some.by for some in known.refused if some.outcome == "joined" and some.task_id in known.messages(answer)}
-    return is_ended_by_nobody or bool(joined & known.rejected) or _has_retry_stored_over_revoked(known, answer)
-
-
-def _has_retry_stored_over_revoked(known: Known, answer: Answer) -> bool:
-    """Celery before 5.7 stores RETRY after a worker has thrown the retry away as revoked."""
-    if LEAVES_RETRY_TO_US:
-        return False
-    revoked = [event for event in known.history.events if event.name == "revoked"]
-    moments = [event.at for event in revoked if event.facts["task_id"] == answer.task_id]
-    retried = [body for body in known.of(answer.task_id) if body.outcome == "Retry"]
-    return any(body.entered < at < body.left + SLACK for body in retried for at in moments)
+    return is_ended_by_nobody or bool(joined & known.rejected)
 
 
 def _is_left_by_celery(known: Known, answer: Answer) -> bool:
@@ -421,13 +327,8 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
     call, policy = known.calls[answer.call], task["policy"]
     endings = {call.ending for call in known.calls} if policy == "join" else {call.ending}
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
-    # An item is requeued by no broker, so it waits in its place.
-    gives_up = policy not in NEVER_GIVES_UP or call.place in LOOPS
-    if policy == "raise" or (task["wait_timeout"] is not None and gives_up):
+    if policy == "raise" or (task["wait_timeout"] is not None and policy not in NEVER_GIVES_UP):
         allowed.add("LockHeld")
-    if task["autoretry"] and call.place in LOOPS:
-        # An item is no message that could be requeued.
-        allowed.add("AgainError")
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")
     return allowed
@@ -444,9 +345,7 @@ def _is_refused(answer: Answer) -> bool:
 
 
 def _named(known: Known, answer: Answer) -> list[str]:
-    # An item may be kept out by one before it, whose key has a cool-down.
-    own = set() if known.calls[answer.call].place in LOOPS else {answer.task_id}
-    return sorted(_ids_in(known, answer.text) - own)
+    return sorted(_ids_in(known, answer.text) - {answer.task_id})
 
 
 def _ids_in(known: Known, text: str) -> set[str]:
@@ -463,7 +362,7 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
         if task_id in seen:
             continue
         seen.add(task_id)
-        answer = next((answer for answer in known.history.answers if task_id in known.messages(answer)), None)
+        answer = next((answer for answer in known.history.answers if answer.task_id == task_id), None)
         if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
             return True
         if answer and known.calls[answer.call].timing == "expires":
@@ -488,4 +387,4 @@ def _is_there(known: Known, answer: Answer, moment: float) -> bool:
     if not began or not bodies:
         return False
     queued = began[0] - SLACK > moment
-    return queued or (known.program.mode == "until_executed" and bodies[-1].left - SLACK > moment)
+    return queued or (known.program.mode == "until_executed" and bodies[-1].over - SLACK > moment)

@@ -1,6 +1,7 @@
-"""What is combined: the factors with their values, and which combinations are left out and why."""
+"""What is combined: the factors with their values, which combinations are left out and why, and rows drawn of them."""
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,7 +39,7 @@ CALL: dict[str, tuple[Any, ...]] = {
     ),
     "place": (
         *("single", "first of a chain", "middle of a chain", "group", "chord header", "chord body"),
-        *("before a group", "map", "starmap", "chunks"),
+        "before a group",
     ),
     "serializer": ("json", "pickle"),
     "timing": ("now", "countdown", "eta", "expires"),
@@ -46,7 +47,6 @@ CALL: dict[str, tuple[Any, ...]] = {
 }
 FACTORS = STAGE | TASK | CALL
 
-_LOOPS = ("map", "starmap", "chunks")
 _CHORDS = ("chord header", "chord body")
 _CHAINS = ("first of a chain", "middle of a chain")
 _AFTER_OTHERS = ("middle of a chain", "chord body")
@@ -55,7 +55,6 @@ _REFUSED = [
     *(("until_executed", policy) for policy in ("rerun", "replace")),
     ("until_executing", "replace"),
 ]
-_BY_WORKERS = (*_LOOPS, *_AFTER_OTHERS)
 _ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
 
 
@@ -69,7 +68,12 @@ REASONS: dict[str, Callable[[Row], bool]] = {
         celery.VERSION < (5, 7)
         and row["results"] == "rpc"
         and row["mode"] != "while_executing"
-        and row["place"] in ("group", "chunks", "before a group")
+        and row["place"] in ("group", "before a group")
+    ),
+    "an older Celery stores RETRY once a worker has thrown the retry away as revoked": lambda row: (
+        celery.VERSION < (5, 7)
+        and row["ending"] in ("revoke", "terminate")
+        and (row["retries"] in ("countdown", "other arguments") or row["autoretry"])
     ),
     "join is refused where results cannot be read": lambda row: (
         row["policy"] == "join" and row["results"] in ("rpc", "none")
@@ -113,15 +117,6 @@ REASONS: dict[str, Callable[[Row], bool]] = {
     "what expires in a canvas leaves Celery's own steps waiting": lambda row: (
         row["place"] != "single" and row["timing"] == "expires"
     ),
-    "an item of map, starmap or chunks is no message that could be replaced": lambda row: (
-        row["place"] in _LOOPS and row["retries"] == "replace"
-    ),
-    "an item of a map is nothing but a key: nothing tells it to retry": lambda row: (
-        row["place"] == "map" and row["retries"] != "none"
-    ),
-    "an item is no message: what strikes one strikes all": lambda row: (
-        row["place"] in _LOOPS and row["ending"] not in ("return", "raise")
-    ),
     "who sends by another way is no member of a canvas": lambda row: (
         row["place"] != "single" and row["route"] != "delay"
     ),
@@ -138,7 +133,7 @@ REASONS: dict[str, Callable[[Row], bool]] = {
         row["mode"] == "until_executing" and row["redelivers"]
     ),
     "what a worker publishes first has the key that a worker makes": lambda row: (
-        row["keys"] == "by code" and row["place"] in _BY_WORKERS
+        row["keys"] == "by code" and row["place"] in _AFTER_OTHERS
     ),
     "what comes without notes has the key that its worker makes": lambda row: (
         row["keys"] == "by code" and row["route"] == "send_task"
@@ -161,3 +156,18 @@ def why_not(row: Row) -> str | None:
             if applies(row):
                 return reason
     return None
+
+
+def drawn(rng: random.Random, names: Iterable[str], given: Row) -> dict[str, Any]:
+    """The row that is given, and a value of each of these factors, in an order that gives each value its chance."""
+    names = list(names)
+    while True:
+        row = dict(given)
+        rng.shuffle(names)
+        for name in names:
+            allowed = [value for value in FACTORS[name] if why_not({**row, name: value}) is None]
+            if not allowed:
+                break
+            row[name] = rng.choice(allowed)
+        else:
+            return row

@@ -1,12 +1,13 @@
 """What is known of a program that has been played, as the rules look at it."""
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 from tests.combinations.program import Call, Program
 from tests.recorder import Event
+from tests.runs import rules
+from tests.runs.rules import Run
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,7 @@ class Answer:
     text: str = ""
     canvas: str = ""
     canvas_error: str = ""
-    parts: Sequence[str] = ()
     published: float = 0.0
-    # The task ids of those whose results said before it was sent that they were revoked.
-    revoked: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -37,27 +35,6 @@ class History:
     answers: Sequence[Answer] = ()
     left: Sequence[str] = ()
     open: Sequence[str] = ()
-
-
-@dataclass
-class Body:
-    """One execution of a body; an item of a map has the task id and the number of the map's message."""
-
-    run: str
-    key: str
-    task_id: str
-    number: int
-    attempt: int
-    pid: int
-    fence: int
-    is_item: bool
-    entered: float
-    left: float = inf
-    outcome: str = ""
-
-    def __str__(self) -> str:
-        kind = "an item of " if self.is_item else ""
-        return f"{kind}number {self.number} ({self.task_id[:8]}, attempt {self.attempt})"
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ class Known:
     """What the rules look at."""
 
     history: History
-    bodies: list[Body] = field(default_factory=list)
+    bodies: list[Run]
     refused: list[Refused] = field(default_factory=list)
     began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -100,39 +77,21 @@ class Known:
     def policy(self, answer: Answer) -> str:
         return str(self.program.tasks[self.calls[answer.call].task]["policy"])
 
-    def of(self, task_id: str) -> list[Body]:
+    def of(self, task_id: str) -> list[Run]:
         return [body for body in self.bodies if body.task_id == task_id]
 
-    def skipped(self, task_ids: Collection[str]) -> list[float]:
-        """When messages of these were."""
-        return [some.at for some in self.refused if some.outcome == "skipped" and some.task_id in task_ids]
-
-    def was_retried(self, answer: Answer) -> bool:
-        """A body of one of its messages has asked for a retry."""
-        ids = self.messages(answer)
-        return any(body.outcome == "Retry" for body in self.bodies if body.task_id in ids)
-
-    def messages(self, answer: Answer) -> set[str]:
-        """The task ids under which the call was sent."""
-        return {answer.task_id, *answer.parts}
+    def skipped(self, task_id: str) -> list[float]:
+        """When a message with this task id was."""
+        return [some.at for some in self.refused if some.outcome == "skipped" and some.task_id == task_id]
 
 
 def read(history: History) -> Known:
-    known, bodies = Known(history), dict[str, Body]()
-    for event in sorted(history.events, key=lambda event: event.at):
-        facts = event.facts
-        if event.name == "began":
-            known.began[facts["task_id"]].append(event.at)
-        elif event.name == "conflict":
-            known.refused.append(Refused(facts["task_id"], event.key, event.at, facts["outcome"], facts.get("holder")))
-        elif event.name == "died":
-            for body in bodies.values():
-                if body.pid == facts["victim"] and body.left == inf:
-                    body.left, body.outcome = max(body.entered, facts["alive_at"]), "died"
-        elif event.name == "enter":
-            some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["fence"], facts["item"])
-            bodies[event.run] = Body(event.run, event.key, *some, entered=event.at)
-        elif event.name == "leave" and event.run in bodies:
-            bodies[event.run].left, bodies[event.run].outcome = event.at, facts["outcome"]
-    known.bodies = sorted(bodies.values(), key=lambda body: body.entered)
+    runs = rules.read(history.events, Run)
+    known = Known(history, sorted((run for run in runs if run.ran), key=lambda run: run.entered))
+    for run in runs:
+        known.began[run.task_id].append(run.began)
+    for event in history.events:
+        if event.name == "conflict":
+            facts = event.facts
+            known.refused.append(Refused(facts["task_id"], event.key, event.at, facts["outcome"], facts["holder"]))
     return known

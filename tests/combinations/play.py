@@ -15,14 +15,15 @@ from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
 
-from tests.combinations.app import OTHER, SENT_AS, name_of
-from tests.combinations.checker import ITEMS, LOOPS, Finding, check
+from tests.combinations.app import OTHER, name_of
+from tests.combinations.checker import check
 from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
-from tests.fire.record import now
-from tests.fire.stacks import send
 from tests.recorder import Event
+from tests.runs.record import now
+from tests.runs.rules import Finding
+from tests.runs.watch import send
 
 # Within so many seconds of the last call every call has to have ended.
 BOUND = 45.0
@@ -101,32 +102,18 @@ class Part:
             self._send(call)
 
     def _send(self, call: Call) -> None:
-        known = self._ids()
-        revoked = self._known_as_revoked()
-        sent = now()
+        known, sent = self._ids(), now()
         try:
             result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
-            self.answers[call.number] = Answer(
-                call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error), revoked=revoked
-            )
+            kind = type(error).__name__
+            self.answers[call.number] = Answer(call.number, sent=sent, state="UNSENT", error=kind, text=str(error))
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
-        parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        task_id = result.id
-        merged = task_id in known
-        self.answers[call.number] = Answer(
-            call.number, task_id, sent, published=now(), merged=merged, parts=parts, revoked=revoked
-        )
+        merged = result.id in known
+        self.answers[call.number] = Answer(call.number, result.id, sent, merged, published=now())
         if not merged:
             self._strike(call, result)
-
-    def _known_as_revoked(self) -> tuple[str, ...]:
-        """Those of the calls so far whose results say so: a busy worker hears of it late."""
-        if self._stage.facts["results"] not in ("redis", "database"):
-            return ()
-        revoked = [number for number in self._results if self.program.calls[number].ending == "revoke"]
-        return tuple(self._results[number].id for number in revoked if self._results[number].state == "REVOKED")
 
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
         """The call's own result, and that of its canvas, if there is one."""
@@ -139,10 +126,6 @@ class Part:
         if call.place == "single":
             own = {"task_id": uuid()} if call.route == "own id" else {}
             return task.apply_async(args, **own, **options), None
-        if call.place in LOOPS:
-            loops = {"map": lambda: task.map([args[0]] * ITEMS), "starmap": lambda: task.starmap([args] * ITEMS)}
-            loop = loops[call.place]() if call.place in loops else task.chunks([args] * ITEMS, 1).group()
-            return loop.apply_async(**options), None
         own = task.si(*args).set(**options, task_id=uuid())
         step = app.tasks["step"].si(self.key, call.number)
         canvas = _canvas(call.place, own, step).apply_async()
@@ -155,8 +138,7 @@ class Part:
         return {**call.script, "only": 1j} if call.serializer == "pickle" and kept else call.script
 
     def _options(self, call: Call) -> dict[str, Any]:
-        headers = {SENT_AS: call.number}
-        options: dict[str, Any] = {"serializer": call.serializer, "headers": headers, **_LIMITS.get(call.ending, {})}
+        options: dict[str, Any] = {"serializer": call.serializer, **_LIMITS.get(call.ending, {})}
         if call.timing == "countdown":
             options["countdown"] = 1
         elif call.timing == "eta":
@@ -167,16 +149,13 @@ class Part:
         return options
 
     def _strike(self, call: Call, result: AsyncResult) -> None:
-        """Revoke it where its ending says so: at once, or when its body runs."""
+        """Revoke the call if its ending says so: at once, or when its body runs."""
         if call.ending == "revoke":
-            self._revoke(result)
+            result.revoke()
         elif call.ending == "terminate":
-            timer = threading.Timer(2.5, self._revoke, [result], {"terminate": True})
+            timer = threading.Timer(2.5, result.revoke, kwargs={"terminate": True})
             timer.start()
             self._timers.append(timer)
-
-    def _revoke(self, result: AsyncResult, **options: Any) -> None:
-        self._stage.app.control.revoke(result.id, **options)
 
     def _task(self, call: Call) -> Any:
         return self._stage.app.tasks[name_of(self.program.tasks[call.task])]
@@ -193,14 +172,12 @@ class Part:
             if canvas is not None and self.is_readable():
                 state, error, _ = _got(canvas, end)
                 answer = dataclasses.replace(answer, canvas=state, canvas_error=error)
-            if self.program.calls[number].place in LOOPS and not self.is_readable(number):
-                # Tasks of Celery's own, which note nothing.
-                pass
-            elif self.is_readable(number):
+            if self.is_readable(number):
                 state, error, text = _got(result, self._patience(number, end))
                 answer = dataclasses.replace(answer, state=state, error=error, text=text)
             else:
-                answer = dataclasses.replace(answer, state=self._ended(answer.task_id, self._patience(number, end)))
+                self._until(lambda task_id=answer.task_id: self._is_over(task_id), self._patience(number, end))
+                answer = dataclasses.replace(answer, state="ENDED" if self._is_over(answer.task_id) else "HUNG")
             self.answers[number] = answer
         if self._stage.facts["results"] == "forgotten":
             for result in self._results.values():
@@ -209,57 +186,35 @@ class Part:
             timer.join()
 
     def _patience(self, number: int, end: float) -> float:
-        """Celery itself stores no end of what raises Ignore or Reject, nor of a map whose item asks for a retry."""
-        call, answer, result = self.program.calls[number], self.answers[number], self._results[number]
-        if call.place in LOOPS and call.retries != "none":
-            ids = {answer.task_id, *answer.parts}
-            self._until(lambda: self._was_retried(ids) or result.ready(), end - time.monotonic())
-        elif call.ending in ("ignore", "reject"):
-            is_readable = self.is_readable(number)
-            self._until(
-                lambda: is_over(answer.task_id, self._stage.watch.events) or (is_readable and result.ready()),
-                end - time.monotonic(),
-            )
-        else:
+        """Celery itself stores no end of what raises Ignore or Reject."""
+        if self.program.calls[number].ending not in ("ignore", "reject"):
             return end
+        answer, is_readable = self.answers[number], self.is_readable(number)
+        self._until(lambda: self._is_over(answer.task_id) or (is_readable and self._results[number].ready()), end)
         return min(end, time.monotonic() + 3)
 
-    def _was_retried(self, task_ids: set[str]) -> bool:
-        return any(
-            event.name == "leave" and event.facts["outcome"] == "Retry" and event.facts["task_id"] in task_ids
-            for event in self._stage.watch.events
-        )
+    def _is_over(self, task_id: str) -> bool:
+        return is_over(task_id, self._stage.watch.events)
 
     def is_readable(self, number: int | None = None) -> bool:
         if self._stage.facts["results"] == "none":
             return False
-        if number is None or self.program.calls[number].place in LOOPS:
-            return True
-        return not self.program.tasks[self.program.calls[number].task]["ignore"]
-
-    def _ended(self, task_id: str, end: float) -> str:
-        """ENDED once the record says that a worker has ended it for good."""
-        while not is_over(task_id, self._stage.watch.events):
-            if time.monotonic() > end:
-                return "HUNG"
-            time.sleep(_STEP)
-        return "ENDED"
+        return number is None or not self.program.tasks[self.program.calls[number].task]["ignore"]
 
     # What is left.
 
     def _settle(self) -> None:
         """Wait until nothing happens any more, and the keys of the program are gone."""
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
-        self._until(lambda: self._is_quiet(quiet), self._bound / 2)
+        self._until(lambda: self._is_quiet(quiet), time.monotonic() + self._bound / 2)
         for body in self._bodies():
-            self._open.append(f"{body.label} still runs, in {body.pid}")
+            self._open.append(f"{body.key} still runs, in {body.pid}")
             # Where it hangs is in the log of its worker.
             send(body.pid, signal.SIGUSR2)
-        self._until(lambda: not self._holds_keys(), _LONGEST_LEFT)
+        self._until(lambda: not self._holds_keys(), time.monotonic() + _LONGEST_LEFT)
         self._left = self._keys()
 
-    def _until(self, condition: Callable[[], bool], timeout: float) -> None:
-        end = time.monotonic() + timeout
+    def _until(self, condition: Callable[[], bool], end: float) -> None:
         while not condition() and time.monotonic() < end:
             time.sleep(_STEP)
 
@@ -268,7 +223,7 @@ class Part:
         return now() - latest > seconds and not self._bodies()
 
     def _bodies(self) -> list[Any]:
-        return [body for body in self._stage.watch.bodies() if body.label in self._labels()]
+        return [body for body in self._stage.watch.bodies() if body.key in self._labels()]
 
     def _labels(self) -> list[str]:
         return [self.key + number * OTHER for number in range(_MOST_KEYS)]
@@ -296,8 +251,8 @@ class Part:
         return [task.lock_key_for(label, 0, None) for label in self._labels()]
 
     def _ids(self) -> set[str]:
-        """Of all messages that were sent for it."""
-        return {task_id for answer in self.answers.values() for task_id in (answer.task_id, *answer.parts)}
+        """The task ids of its calls."""
+        return {answer.task_id for answer in self.answers.values()}
 
     def events(self) -> list[Event]:
         """Those of this program, once all of it is sent: only what is new is looked through."""

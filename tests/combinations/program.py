@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.combinations.cover import covering, possible
-from tests.combinations.factors import CALL, STAGE, TASK, Row, plain, why_not
+from tests.combinations.factors import CALL, STAGE, TASK, Row, drawn, plain, why_not
 
 VISIBILITY = 3.0
 TTL = 4.0
@@ -42,18 +41,17 @@ class Call:
 
     @property
     def script(self) -> dict[str, Any]:
-        """What its body is to do, and a tuple, of which a serialiser makes something else."""
+        """What the body is to do, and a tuple, which a serialiser turns into a list."""
         return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending, "sent": ()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Program:
-    """What is played: the factors of its stage, what its tasks declare, its calls, and the rows it was drawn from."""
+    """What is played: the factors of its stage, what its tasks declare, and its calls."""
 
     stage: dict[str, Any]
     tasks: tuple[dict[str, Any], ...]
     calls: tuple[Call, ...]
-    rows: tuple[dict[str, Any], ...] = ()
 
     @property
     def policies(self) -> set[str]:
@@ -68,12 +66,6 @@ class Program:
     def mode(self) -> str:
         return str(self.tasks[0]["mode"])
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Program) and self.line() == other.line()
-
-    def __hash__(self) -> int:
-        return hash(self.line())
-
     def line(self) -> str:
         """All of it in a line, without what is plain; `read` is the way back."""
         bare = plain()
@@ -86,21 +78,19 @@ class Program:
 
 
 def tasks_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
-    """What they declare; some declare the same."""
+    """What their tasks declare, each once."""
     return list({json.dumps(task): task for program in programs for task in program.tasks}.values())
 
 
 def bare_task() -> dict[str, Any]:
-    """What a task declares that declares nothing."""
-    bare = plain()
-    return {name: bare[name] for name in TASK} | {"limit": 1}
+    """The options of a task that declares none."""
+    return {name: values[0] for name, values in TASK.items()} | {"limit": 1}
 
 
 def read(line: str) -> Program:
     """The program of a line."""
     told = json.loads(line)
-    bare = plain()
-    stage = {name: bare[name] for name in STAGE} | told["stage"]
+    stage = {name: values[0] for name, values in STAGE.items()} | told["stage"]
     tasks = tuple(bare_task() | task for task in told["tasks"])
     return Program(stage, tasks, tuple(Call(**call) for call in told["calls"]))
 
@@ -108,20 +98,18 @@ def read(line: str) -> Program:
 def draw(seed: int, number: int) -> list[Program]:
     """So many programs, a stage at a time, so that few have to be set up."""
     rng = random.Random(f"combinations {seed}")
-    drawn: list[Program] = []
-    missing = possible()
-    while len(drawn) < number:
-        stage = covering(rng, missing, STAGE, {})
+    programs: list[Program] = []
+    while len(programs) < number:
+        stage = drawn(rng, STAGE, {})
         size = HANDFUL_OF_SOLO if stage["pool"] == "solo" else HANDFUL
-        hand = [covering(rng, missing, [*TASK, *CALL], stage) for _ in range(min(size, number - len(drawn)))]
-        drawn += [one(row, hand, rng) for row in hand]
-    return drawn
+        hand = [drawn(rng, [*TASK, *CALL], stage) for _ in range(min(size, number - len(programs)))]
+        programs += [one(row, hand, rng) for row in hand]
+    return programs
 
 
 def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
     """A program about *row*, in which calls of some of the *others* may interfere."""
     tasks = _tasks(row, others, rng)
-    used = [dict(row)]
     calls = []
     for index in range(rng.randint(2, MOST_CALLS)):
         some: Row = plain()
@@ -130,9 +118,8 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
         elif rng.random() < SHARE_OF_SPECIAL:
             other = {**row, **{name: rng.choice(others)[name] for name in CALL}}
             if why_not(other) is None:
-                used.append(other)
                 some = other
-        # One that the broker delivers again works for longer than that takes.
+        # A call that the broker is to deliver again works for longer than the visibility timeout.
         long = row["redelivers"] and index == 0
         call = Call(
             task=rng.randrange(len(tasks)) if index else 0,
@@ -147,7 +134,7 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
     for number, call in enumerate(calls):
         timed.append(dataclasses.replace(call, number=number, at=round(at, 2)))
         at += rng.choice(_PAUSES)
-    return Program({name: row[name] for name in STAGE}, tasks, tuple(timed), tuple(used))
+    return Program({name: row[name] for name in STAGE}, tasks, tuple(timed))
 
 
 def _tasks(row: Row, others: Sequence[Row], rng: random.Random) -> tuple[dict[str, Any], ...]:

@@ -14,9 +14,9 @@ from typing import Any, Self
 from celery import Celery
 
 from tests.combinations.program import Program, tasks_of
-from tests.fire.record import Record
-from tests.fire.watch import Watch
 from tests.rabbit import Rabbit
+from tests.runs.record import Record
+from tests.runs.watch import Watch
 from tests.servers import Server
 from tests.workers import Worker
 
@@ -93,10 +93,9 @@ class Stage:
         path = self.directory / "setting.json"
         path.write_text(json.dumps(self._setting()), encoding="utf-8")
         self.path = str(self.directory / "record.jsonl")
-        self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path}
-        # Pickle is among the serialisers, and whoever runs the tests may be root.
+        self.env = {"COMBINATIONS_SETTING": str(path), "TEST_RECORD": self.path}
+        # Pickle is among the serialisers, and root may run the tests.
         self.env |= {"C_FORCE_ROOT": "1"}
-        self.record = Record(self.path)
         try:
             from celery.backends.database.session import SessionManager
 
@@ -110,7 +109,7 @@ class Stage:
                 self.app.backend.ResultSession(SessionManager()).close()
             self._start()
             self.locks = self._stack.enter_context(self.servers.valkey.client(2))
-            self.watch = self._stack.enter_context(Watch(self.path, self.record))
+            self.watch = self._stack.enter_context(Watch(self.path, Record(self.path)))
         except BaseException:
             self._stack.close()
             raise

@@ -14,8 +14,7 @@ AT_LEAST = 40
 def combine(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.combinations", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=Path(__file__).parents[2])
-    # How many programs, pairs and triples there were.
-    print(done.stdout)  # noqa: T201 (it is what CI shows)
+    print(done.stdout)
     return done
 
 

@@ -7,11 +7,8 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
-
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from tests.fire.checker import History, Verdict, check
 from tests.fire.drain import drain
@@ -19,7 +16,7 @@ from tests.fire.load import Load
 from tests.fire.nemesis import Nemesis
 from tests.fire.stage import Stage
 from tests.fire.topologies import TOPOLOGIES
-from tests.fire.watch import Watch
+from tests.runs.watch import Watch
 
 _MOST_TOLD = 20
 
@@ -40,31 +37,30 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
-    console = Console(highlight=False, soft_wrap=True)
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("worker-*.log"):
         old.unlink()
     began = time.monotonic()
     with Stage(options.out, options.store, sabotage=options.sabotage) as stage:
-        console.print(f"seed {options.seed}: locks at {options.store}, {options.duration:g} s of load")
-        history = burn(stage, options, console)
+        print(f"seed {options.seed}: locks at {options.store}, {options.duration:g} s of load", flush=True)
+        history = burn(stage, options)
     verdict = check(history)
-    title = f"seed {options.seed}, {options.duration:g} s: {'good' if verdict.good else 'BAD'}"
     save(history, verdict, options)
-    report(verdict, console)
-    console.print(f"{title}, in {time.monotonic() - began:.0f} s; {os.path.relpath(options.out)}/ has all of it")
+    report(verdict)
+    title = f"seed {options.seed}, {options.duration:g} s: {'good' if verdict.good else 'BAD'}"
+    print(f"{title}, in {time.monotonic() - began:.0f} s; {os.path.relpath(options.out)}/ has all of it")
     return 0 if verdict.good else 1
 
 
-def burn(stage: Stage, options: argparse.Namespace, console: Console) -> History:
+def burn(stage: Stage, options: argparse.Namespace) -> History:
     with Watch(stage.path, stage.record) as watch:
         load = Load(options.seed, stage.record, stage.results)
         load.start()
         try:
-            Nemesis(stage, watch, load, options.seed, console.print).rage(options.duration)
+            Nemesis(stage, watch, load, options.seed).rage(options.duration)
         finally:
             load.stop()
-        console.print("healed; everything has to end now")
+        print("healed; everything has to end now", flush=True)
         return drain(stage, watch, options.drain)
 
 
@@ -81,19 +77,16 @@ def save(history: History, verdict: Verdict, options: argparse.Namespace) -> Non
     (options.out / "fire.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
-def report(verdict: Verdict, console: Console) -> None:
-    table = Table(show_header=False, box=None)
-    for name, count in verdict.counts.items():
-        table.add_row(name, str(count))
-    for name, count in verdict.fates.most_common():
-        table.add_row(f"calls: {name}", str(count))
-    for name, count in verdict.excused.most_common():
-        table.add_row(f"overlaps declared: {name}", str(count))
-    console.print(table)
+def report(verdict: Verdict) -> None:
+    told = Counter(verdict.counts)
+    told += Counter({f"calls: {name}": count for name, count in verdict.fates.items()})
+    told += Counter({f"overlaps declared: {name}": count for name, count in verdict.excused.items()})
+    for name, count in told.items():
+        print(f"  {name:60} {count}")
     for finding in verdict.findings[:_MOST_TOLD]:
-        console.print(f"[bold red]{finding.promise}[/]: {escape(f'{finding.key} {finding.what}')}")
+        print(finding)
     if len(verdict.findings) > _MOST_TOLD:
-        console.print(f"and {len(verdict.findings) - _MOST_TOLD} more")
+        print(f"and {len(verdict.findings) - _MOST_TOLD} more")
 
 
 if __name__ == "__main__":

@@ -4,24 +4,20 @@ import faulthandler
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from celery import Celery, Task
 
-from celery_singleton_lock import SingletonTask, current_lease, signals
+from celery_singleton_lock import SingletonTask, signals
 from celery_singleton_lock.leases.lease import task_id_of
 from tests.fire.kinds import KINDS, STRIKE, Kind
-from tests.fire.record import Record
+from tests.runs.record import Recorded, body, execution, record, work
 
 NOT_STRUCK = ("celery", "kombu", "amqp", "billiard", "tests")
 DAWDLES = 6.0
 NOWHERE = "redis://127.0.0.1:1/0"
-SLICE = 0.05
 
 app = Celery("fire", broker=os.environ.get("FIRE_BROKER", NOWHERE), backend=os.environ.get("FIRE_RESULTS", NOWHERE))
 app.conf.update(
@@ -43,44 +39,12 @@ app.conf.update(
 )
 
 
-_record: Record | None = None
-# In an hour, process ids come again.
-_runs = count(time.time_ns())
-
-
-def record() -> Record:
-    """The file, opened where it is first needed."""
-    global _record  # noqa: PLW0603 (one for the process)
-    if _record is None:
-        _record = Record(os.environ["FIRE_RECORD"])
-    return _record
-
-
 class FlakyError(Exception):
     """What Celery is to retry."""
 
 
 class StruckError(Exception):
     """What the nemesis raises in the midst of a task, as a limit does."""
-
-
-class Recorded:
-    """Notes each execution, with or without a body, around the lock."""
-
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = self.request.fire_run = f"{os.getpid()}-{next(_runs)}"
-        facts = {"task": self.name, "task_id": self.request.id, "host": self.request.hostname}
-        record().write("began", "", run, retries=self.request.retries, **facts)
-        outcome = "died"
-        try:
-            result = super().__call__(*args, **kwargs)  # type: ignore[misc]
-            outcome = "returned"
-            return result
-        except BaseException as error:
-            outcome = type(error).__name__
-            raise
-        finally:
-            record().write("ended", "", run, outcome=outcome, **facts)
 
 
 class Locked(Recorded, SingletonTask):
@@ -90,7 +54,7 @@ class Locked(Recorded, SingletonTask):
 
 
 class Unlocked(Recorded, Task):
-    """The same without a lock, for the body of a chord."""
+    """A task without a lock: the body of a chord."""
 
     abstract = True
 
@@ -102,24 +66,7 @@ class Sabotaged(Locked):
 
     def lock_key_in(self, notes: Any) -> str:
         key = super().lock_key_in(notes)
-        return f"{key}:{os.getpid()}:{next(_runs)}" if key else ""
-
-
-@contextmanager
-def body(task: Any, label: str, seconds: float = 0.0) -> Iterator[None]:
-    """Note that the body runs; one that is killed never leaves."""
-    lease, run = current_lease(), task.request.fire_run
-    try:
-        record().write("enter", label, run, fence=lease.fence if lease else 0, seconds=seconds)
-        yield
-    finally:
-        record().write("leave", label, run)
-
-
-def work(seconds: float) -> None:
-    """Be busy for so long, in slices: time for which the process is stopped does not count."""
-    for _ in range(max(1, round(seconds / SLICE))):
-        time.sleep(min(seconds, SLICE))
+        return f"{key}:{execution.get().run}" if key else ""
 
 
 def task_of(kind: Kind) -> Any:
@@ -140,7 +87,7 @@ def task_of(kind: Kind) -> Any:
         max_retries=3,
     )
     def runs(self: Any, key: str, seconds: float) -> str:
-        with body(self, kind.label(key), seconds):
+        with body(kind.label(key), seconds):
             work(seconds)
             if kind.how == "retry" and self.request.retries < 2:
                 raise self.retry(countdown=0.1)
@@ -155,7 +102,7 @@ def strike(number: int, frame: FrameType | None) -> None:
     """Raise if a body or the library is interrupted, also in the midst of what it calls; Celery is not to be broken."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("celery_singleton_lock") or (module == __name__ and frame.f_code.co_name == "work"):
+        if module.startswith("celery_singleton_lock") or frame.f_code is work.__code__:
             raise StruckError(number)
         if module.startswith(NOT_STRUCK):
             return
@@ -172,24 +119,18 @@ TASKS = {name: task_of(kind) for name, kind in KINDS.items()}
 @app.task(base=Unlocked, bind=True, name="gather", acks_late=True, reject_on_worker_lost=True)
 def gather(self: Any, results: list[Any]) -> int:
     """The body of a chord."""
-    with body(self, "gather"):
+    with body("gather"):
         return len(results)
-
-
-@signals.lock_conflict.connect
-def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
-    facts = {"task": sender.name, "task_id": sender.request.id, "outcome": outcome, "holder": holder.task_id}
-    record().write("conflict", "", sender.request.get("fire_run") or "", **facts)
 
 
 @signals.lock_unanswered.connect
 def _unanswered(sender: Any, outcome: str, **_: Any) -> None:
-    record().write("unanswered", "", task=sender.name, task_id=sender.request.id, outcome=outcome)
+    record().write("unanswered", task_id=sender.request.id, outcome=outcome)
 
 
 @signals.lock_lost.connect
 def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
     # In a thread of its own, which does not know the run: a child has one at a time.
-    record().write("lost", task=sender.name, task_id=task_id_of(lease), reason=reason)
-    if Path(f"{os.environ['FIRE_RECORD']}.slow").exists():
+    record().write("lost", task_id=task_id_of(lease), reason=reason)
+    if Path(f"{os.environ['TEST_RECORD']}.slow").exists():
         time.sleep(DAWDLES)

@@ -1,14 +1,14 @@
 """What has to be true of a history, whatever was done to it: a function without side effects."""
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from math import inf
 
 from tests.fire.kinds import GATHER, KINDS, Kind
 from tests.recorder import Event
+from tests.runs import rules
+from tests.runs.rules import Finding, exclusive, fenced
 
 # Within so many seconds who is thawed without a lease, or finds the store empty, is told, and who is told has ended.
 PROMPT = 2.0
@@ -58,16 +58,6 @@ class History:
     remains: Remains = Remains()
 
 
-@dataclass(frozen=True)
-class Finding:
-    """Something that must not be."""
-
-    promise: str
-    what: str
-    at: float = 0.0
-    key: str = ""
-
-
 @dataclass
 class Verdict:
     """What was found, what was counted, and which overlaps were declared beforehand."""
@@ -83,31 +73,15 @@ class Verdict:
 
 
 @dataclass
-class Run:
+class Run(rules.Run):
     """One execution of a message; without a body if it did not get the lock."""
 
-    run: str
-    task: str
-    task_id: str
-    kind: Kind
-    pid: int
-    began: float
-    label: str = ""
-    entered: float = inf
-    fence: int = 0
     told: float = inf
-    left: float = inf
-    died: float = inf
-    ended: float = inf
-    outcome: str = ""
-    process_died: float = inf
     was_cancelled: bool = False
-    excuses: list[tuple[float, float, str]] = field(default_factory=list)
 
     @property
-    def ran(self) -> bool:
-        """It had a body."""
-        return self.entered < inf
+    def kind(self) -> Kind:
+        return _KINDS[self.task]
 
     @property
     def was_cut_short(self) -> bool:
@@ -116,38 +90,24 @@ class Run:
             return False
         return self.outcome == "SystemExit" or self.process_died < self.ended + PROMPT
 
-    @property
-    def end(self) -> float:
-        return min(self.left, self.died)
-
-    def counts_at(self, moment: float) -> bool:
-        """It runs, and nothing excuses that it is not alone."""
-        return self.runs_at(moment) and self.excuse_at(moment) is None
-
-    def runs_at(self, moment: float) -> bool:
-        return self.entered <= moment < self.end
-
-    def excuse_at(self, moment: float) -> str | None:
-        return next((why for since, until, why in self.excuses if since <= moment < until), None)
-
 
 def check(history: History) -> Verdict:
     """The verdict on a history."""
     runs = read(history.events)
-    findings, excused = exclusive(runs)
+    alone = [run for run in runs if run.kind.exclusive]
+    findings, excused = exclusive(alone, lambda run: _KINDS[run.task].limit)
     fates = {call.task_id: fate(call, found) for call, found in by_call(history, runs)}
-    findings += [*fenced(runs), *told(runs), *accounted(history.calls, fates), *remains(history.remains)]
+    findings += [*fenced(alone), *told(runs), *accounted(history.calls, fates), *remains(history.remains)]
+    named = Counter(event.name for event in history.events)
     counts = {
         "calls": len(history.calls),
         "bodies": sum(run.ran for run in runs),
-        "faults": sum(event.name == "fault" for event in history.events),
+        "faults": named["fault"],
         "told": sum(run.told < inf for run in runs),
         "died": sum(run.ran and run.died < run.left for run in runs),
-        "workers that ended by themselves": sum(event.name == "gone" for event in history.events),
+        "workers that ended by themselves": named["gone"],
         "hung in Celery": sum(event.name == "stuck" and event.facts["in_celery"] for event in history.events),
-        "unpublished": sum(
-            event.name == "conflict" and event.facts["outcome"] == "unpublished" for event in history.events
-        ),
+        "unpublished": sum(outcome_of(event) == "unpublished" for event in history.events),
     }
     if not counts["bodies"]:
         findings.append(Finding("bite", "no body ever ran"))
@@ -164,35 +124,15 @@ def unaccounted(history: History) -> list[Call]:
 
 
 def read(events: Sequence[Event]) -> list[Run]:
-    """The runs, with all that happened to them."""
-    runs: dict[str, Run] = {}
-    of: dict[int, list[Run]] = defaultdict(list)
-    for event in events:
-        if event.name == "began":
-            task, task_id = event.facts["task"], event.facts["task_id"]
-            runs[event.run] = run = Run(event.run, task, task_id, _KINDS[task], event.pid, event.at)
-            of[event.pid].append(run)
-        elif event.run in runs:
-            _follow(runs[event.run], event)
-        elif event.name == "died":
-            for run in of.pop(event.facts["victim"], []):
-                run.process_died = event.facts["alive_at"]
-                if run.left == inf:
-                    run.died = max(event.facts["alive_at"], run.began if not run.ran else run.entered)
-    found = list(runs.values())
+    """The runs, with what excuses them."""
+    found = rules.read(events, Run)
     _tell(events, found)
     _excuse(events, found)
-    _cancel(events, found)
+    for since, until in _cold_shutdowns(events):
+        # Those that had ended when the shutdown cancelled them, because their worker had not read of it.
+        for run in found:
+            run.was_cancelled |= since - PROMPT < run.ended <= until and since <= run.process_died <= until
     return found
-
-
-def _follow(run: Run, event: Event) -> None:
-    if event.name == "enter":
-        run.label, run.entered, run.fence = event.key, event.at, event.facts["fence"]
-    elif event.name in ("leave", "ended"):
-        run.left = min(run.left, event.at)
-        if event.name == "ended":
-            run.ended, run.outcome = event.at, event.facts["outcome"]
 
 
 def _tell(events: Sequence[Event], runs: list[Run]) -> None:
@@ -202,7 +142,7 @@ def _tell(events: Sequence[Event], runs: list[Run]) -> None:
         for run in runs:
             if run.pid != event.pid or run.task_id != event.facts["task_id"]:
                 continue
-            if run.entered <= event.at < run.end:
+            if run.entered <= event.at < run.over:
                 run.told = event.at
             elif run.outcome == "LockLost" and run.left <= event.at < run.left + PROMPT:
                 # By the exception; the signal comes from a thread that may be kept busy by another receiver.
@@ -221,18 +161,10 @@ def _excuse(events: Sequence[Event], runs: list[Run]) -> None:
             since, until = stop.facts["since"], stop.at
             # A shorter one leaves a lease that was renewed in time.
             beyond = until - since > run.kind.ttl / 2
-            if beyond and run.pid in stop.facts["pids"] and run.began < until and since < run.end:
+            if beyond and run.pid in stop.facts["pids"] and run.began < until and since < run.over:
                 run.excuses.append((since, until + PROMPT, "stopped beyond its lease"))
         if run.told < inf:
             run.excuses.append((run.told - SLACK, inf, "told"))
-
-
-def _cancel(events: Sequence[Event], runs: list[Run]) -> None:
-    """Find those that had ended when a cold shutdown cancelled them, because their worker had not read of it."""
-    for since, until in _cold_shutdowns(events):
-        for run in runs:
-            if since - PROMPT < run.ended <= until and since <= run.process_died <= until:
-                run.was_cancelled = True
 
 
 def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
@@ -240,60 +172,6 @@ def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
         if begin.name == "fault" and begin.facts["what"].startswith(("cold shutdown", "soft shutdown")):
             ends = (event.at for event in events if event.name == "healed" and event.facts == begin.facts)
             yield begin.at, next((at for at in ends if at > begin.at), inf)
-
-
-# One at a time.
-
-
-def exclusive(runs: Sequence[Run]) -> tuple[list[Finding], Counter[str]]:
-    """At no moment more bodies of a key than its limit, but for what is declared; and how often that was."""
-    findings, excused = [], Counter[str]()
-    for label, alike in _by_label(runs).items():
-        for run in alike:
-            # The latest to come, or to lose its excuse, makes it too many.
-            for moment in sorted({run.entered, *(until for _, until, _ in run.excuses if until < run.end)}):
-                others = [other for other in alike if other.runs_at(moment)]
-                counted = [other for other in others if other.counts_at(moment)]
-                limit = run.kind.limit
-                if run in counted and len(counted) > limit:
-                    what = f"{len(counted)} bodies at once, {limit} allowed: " + ", ".join(map(_name, counted))
-                    findings.append(Finding("one at a time", what, moment, label))
-                elif len(others) > limit and moment == run.entered:
-                    excused[next(filter(None, (other.excuse_at(moment) for other in others)), "")] += 1
-    return findings, excused
-
-
-def _by_label(runs: Sequence[Run]) -> Mapping[str, list[Run]]:
-    alike: dict[str, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.entered):
-        if run.ran and run.kind.exclusive:
-            alike[run.label].append(run)
-    return alike
-
-
-def _name(run: Run) -> str:
-    return f"{run.task} {run.task_id[:8]} in {run.pid}"
-
-
-# The number that only grows.
-
-
-def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Who asked after another had been granted has a greater fence, and no two have the same."""
-    for label, alike in _by_label(runs).items():
-        entered = [run.entered for run in alike]
-        greatest = list(accumulate((run.fence for run in alike), max))
-        given: set[int] = set()
-        for run in alike:
-            before = bisect_left(entered, run.began)
-            if not run.fence:
-                yield Finding("fenced", f"{_name(run)} ran without a lease", run.entered, label)
-            elif run.fence in given:
-                yield Finding("fenced", f"{_name(run)} has the fence {run.fence} of another", run.entered, label)
-            elif before and greatest[before - 1] > run.fence:
-                what = f"{_name(run)} has fence {run.fence}, less than {greatest[before - 1]} before it"
-                yield Finding("fenced", what, run.entered, label)
-            given.add(run.fence)
 
 
 # You are told.
@@ -307,9 +185,9 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
             continue
         stops = [(since, until - PROMPT) for since, until, why in run.excuses if why.startswith("stopped")]
         stopped = sum(max(0.0, until - max(since, run.told)) for since, until in stops)
-        on = run.end - run.told - stopped
+        on = run.over - run.told - stopped
         if on > PROMPT or (on > 2 * SLACK and run.left < run.died and run.outcome not in _BROKEN_OFF):
-            yield Finding("told", f"{_name(run)} went on for {on:.1f} s, {run.outcome}", run.told, run.label)
+            yield Finding("told", f"{run} went on for {on:.1f} s, {run.outcome}", run.told, run.key)
 
 
 # Nothing lost.

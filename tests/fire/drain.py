@@ -12,9 +12,8 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
-from tests.fire.stacks import hangs_in_the_lock
 from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
-from tests.fire.watch import Watch
+from tests.runs.watch import Watch
 from tests.waiting import until
 
 # Longer than a message is ever away before it is delivered again.
@@ -37,7 +36,7 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
     for host in stage.hosts:
         host.stop()
     staying = [host for host in stage.hosts if not _has_ended(host)]
-    troubles += [f"{host} did not end when it was told to" for host in staying if hangs_in_the_lock(host, watch.pids())]
+    troubles += [f"{host} did not end when it was told to" for host in staying if host.hangs_in_the_lock(watch.pids())]
     gone = [event.facts["what"] for event in watch.events if event.name == "gone"]
     remains = Remains(drained, messages(stage), _holders(stage), _without_expiry(stage), [*troubles, *gone])
     return dataclasses.replace(known(stage, watch), remains=remains)

@@ -13,7 +13,7 @@ from celery.exceptions import OperationalError
 from celery.result import AsyncResult, GroupResult
 
 from tests.fire.kinds import CANVAS, GATHER, KINDS, SHARED
-from tests.fire.record import Record
+from tests.runs.record import Record
 from tests.servers import Server
 
 # Bursts a second.

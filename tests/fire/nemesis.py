@@ -6,15 +6,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from tests.fire.kinds import KINDS, STRIKE
 from tests.fire.load import Load
-from tests.fire.record import now
-from tests.fire.stacks import group_of, hangs_in_the_lock, send
 from tests.fire.stage import LONGEST_COLD_SHUTDOWN, LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.topologies import Strike
-from tests.fire.watch import Open, Watch
+from tests.runs.record import now
+from tests.runs.watch import Open, Watch, group_of, send
 from tests.waiting import until
 
 LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
@@ -27,8 +27,8 @@ _LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": LONGEST_COLD_SHUTDOWN
 class Nemesis:
     """Deals faults until its time is over. Each is dealt once before any is dealt again."""
 
-    def __init__(self, stage: Stage, watch: Watch, load: Load, seed: int, tell: Callable[[str], None]) -> None:
-        self._stage, self._watch, self._load, self._tell = stage, watch, load, tell
+    def __init__(self, stage: Stage, watch: Watch, load: Load, seed: int) -> None:
+        self._stage, self._watch, self._load = stage, watch, load
         self._rng = random.Random(f"nemesis {seed}")
         self._began = now()
 
@@ -52,13 +52,13 @@ class Nemesis:
             return list(FAULTS)
         others = [fault for fault in FAULTS if fault not in OF_ONE_SERVER]
         # Each twice, for there are fewer of them.
-        return [*others, *(_at(strike) for strike in topology.faults() for _ in range(2))]
+        return [*others, *(partial(_strike, strike=strike) for strike in topology.faults() for _ in range(2))]
 
     # Processes.
 
     def kill_a_child(self) -> None:
         if victim := self._victim():
-            with self._fault(f"SIGKILL of child {victim.pid} of {self._host_of(victim.pid)}, in {victim.label}"):
+            with self._fault(f"SIGKILL of child {victim.pid} of {self._host_of(victim.pid)}, in {victim.key}"):
                 send(victim.pid, signal.SIGKILL)
 
     def kill_a_worker(self) -> None:
@@ -88,8 +88,7 @@ class Nemesis:
 
     def stop_a_worker_with_its_children(self) -> None:
         host = self._host()
-        victims = [body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid]
-        self._stop(victims, self._rng.uniform(*LONG_STOP), f"all of {host}", group=host.worker.pid)
+        self._stop(self._bodies_of(host), self._rng.uniform(*LONG_STOP), f"all of {host}", group=host.worker.pid)
 
     def stop_the_main_process_of_a_worker(self) -> None:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
@@ -130,7 +129,7 @@ class Nemesis:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
         with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks{more}"):
             host.locks.black_hole()
-            self._rivals_for([body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid], seconds)
+            self._rivals_for(self._bodies_of(host), seconds)
             host.locks.forward()
 
     def swallow_for_all(self) -> None:
@@ -152,7 +151,7 @@ class Nemesis:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
         with self._fault(f"resets for {seconds:.1f} s between {host} and the store of locks"):
             host.locks.reset()
-            self._rivals_for([body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid], seconds)
+            self._rivals_for(self._bodies_of(host), seconds)
             host.locks.forward()
 
     def lose_replies(self) -> None:
@@ -182,13 +181,17 @@ class Nemesis:
             old.close()
 
     def flush_scripts(self) -> None:
-        with self._fault("SCRIPT FLUSH"), self._stage.locks.client() as client:
-            client.script_flush()
+        with self._fault("SCRIPT FLUSH at each master of the locks"):
+            for master in self._stage.masters():
+                with master.client() as client:
+                    client.script_flush()
 
     def kill_clients(self) -> None:
-        with self._fault("CLIENT KILL of every connection to the store of locks"), self._stage.locks.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+        with self._fault("CLIENT KILL of every connection to the masters of the locks"):
+            for master in self._stage.masters():
+                with master.client() as client:
+                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
     # The broker.
 
@@ -203,14 +206,9 @@ class Nemesis:
         with self._fault(f"the connections of {host} to the broker are reset"):
             host.broker.cut()
 
-    # Several servers of locks.
-
-    def strike_the_topology(self, strike: Strike) -> None:
-        strike(self._fault, self._rng)
-
     @contextmanager
     def _fault(self, what: str) -> Iterator[None]:
-        self._tell(f"at {now() - self._began:.1f} s: {what}")
+        print(f"at {now() - self._began:.1f} s: {what}", flush=True)
         self._stage.record.write("fault", what=what)
         yield
         self._stage.record.write("healed", what=what)
@@ -231,7 +229,7 @@ class Nemesis:
         time.sleep(max(0.0, seconds - 1.0))
         for victim in victims:
             if victim.task in KINDS:
-                self._load.rival(victim.task, victim.label.split(" ", 1)[1])
+                self._load.rival(victim.task, victim.key.split(" ", 1)[1])
         time.sleep(max(0.0, end - now()))
 
     def _shut_down(self, host: Host, number: int, how: str) -> None:
@@ -240,7 +238,7 @@ class Nemesis:
             try:
                 host.worker.wait(_LONGEST_GOODBYE[how])
             except subprocess.TimeoutExpired:
-                in_celery = not hangs_in_the_lock(host, self._watch.pids())
+                in_celery = not host.hangs_in_the_lock(self._watch.pids())
                 self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_celery=in_celery)
             host.clear()
             host.start()
@@ -267,6 +265,9 @@ class Nemesis:
             found = self._bodies(left)
         return self._rng.choice(found) if found else None
 
+    def _bodies_of(self, host: Host) -> list[Open]:
+        return [body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid]
+
     def _bodies(self, left: float) -> list[Open]:
         return [body for body in self._watch.bodies() if body.left > left]
 
@@ -282,8 +283,6 @@ OF_ONE_SERVER: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.delay_replies,
     Nemesis.hold_questions,
     Nemesis.move_the_store,
-    Nemesis.flush_scripts,
-    Nemesis.kill_clients,
 )
 
 FAULTS: tuple[Callable[[Nemesis], None], ...] = (
@@ -298,10 +297,12 @@ FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.shut_down_softly,
     Nemesis.shut_down_cold,
     *OF_ONE_SERVER,
+    Nemesis.flush_scripts,
+    Nemesis.kill_clients,
     Nemesis.restart_the_broker,
     Nemesis.cut_off_from_the_broker,
 )
 
 
-def _at(strike: Strike) -> Callable[[Nemesis], None]:
-    return lambda nemesis: nemesis.strike_the_topology(strike)
+def _strike(nemesis: Nemesis, strike: Strike) -> None:
+    strike(nemesis._fault, nemesis._rng)

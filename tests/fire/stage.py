@@ -4,14 +4,17 @@ import os
 import shutil
 import signal
 import subprocess
-from contextlib import ExitStack
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
-from tests.fire.record import Record
 from tests.fire.topologies import TOPOLOGIES
 from tests.proxy import Proxy
 from tests.rabbit import Rabbit
+from tests.runs.record import Record
+from tests.runs.watch import group_of, send
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker
@@ -116,6 +119,19 @@ class Host:
         if self.is_alive():
             self.worker.send(signal.SIGTERM)
 
+    def hangs_in_the_lock(self, children: Iterable[int]) -> bool:
+        """Have all its processes write their stacks to its log; whether the main thread of any is in our code."""
+        send(self.worker.pid, signal.SIGUSR2)
+        with suppress(AssertionError):
+            until(lambda: "in _run_module_as_main" in _last_dump(self.worker.log()), "it tells its stack", timeout=5)
+        log = self.worker.log()
+        for pid in children:
+            if group_of(pid) == self.worker.pid:
+                send(pid, signal.SIGUSR2)
+        time.sleep(1.0)
+        dumps = [_last_dump(log), *self.worker.log()[len(log) :].split("Current thread")[1:]]
+        return any("/celery_singleton_lock/" in dump for dump in dumps)
+
     def clear(self) -> None:
         """End what is left of the worker and keep its log."""
         if self._worker is not None:
@@ -123,6 +139,11 @@ class Host:
             (self._logs / f"worker-{self.number}-{self._started}.log").write_text(self._worker.log())
             self._worker.close()
             self._worker = None
+
+
+def _last_dump(log: str) -> str:
+    """The stack of the thread that got the signal, which is the main thread; the others are written before it."""
+    return log.rpartition("Current thread")[2]
 
 
 class Stage:
@@ -138,7 +159,7 @@ class Stage:
         self.locks = Store("valkey" if self.topology else store)
         self.results = Server("valkey")
         self.broker = Rabbit()
-        self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
+        self._env = {"TEST_RECORD": self.path, "FIRE_RESULTS": self.results.url}
         if sabotage:
             self._env["FIRE_SABOTAGE"] = "1"
         self.hosts: list[Host] = []
@@ -147,6 +168,9 @@ class Stage:
     def url_of_locks(self) -> str:
         """As nobody is kept from it."""
         return self._way.url if self.topology is None else self.topology.url
+
+    def masters(self) -> list[Server]:
+        return [self.locks] if self.topology is None else self.topology.masters()
 
     def move_the_locks(self) -> Store:
         """Have another server take over from the store of locks; who is connected stays at the old one."""

@@ -30,10 +30,19 @@ def run(
     """One body; without an end if *until* is None."""
     name, label = str(next(_numbers)), KINDS[task].label("k")
     fence = int(since * 1000) if fence is None else fence
-    events = at(since if began is None else began, "began", run=name, pid=pid, task=task, task_id=task_id, retries=0)
-    events += at(since, "enter", key=label, run=name, pid=pid, fence=fence, seconds=1)
+    events = at(
+        since if began is None else began,
+        "began",
+        run=name,
+        pid=pid,
+        task=task,
+        task_id=task_id,
+        attempt=0,
+        is_item=False,
+    )
+    events += at(since, "enter", key=label, run=name, pid=pid, fence=fence, seconds=1, number=0)
     if until is not None:
-        events += at(until, "leave", key=label, run=name, pid=pid)
+        events += at(until, "leave", key=label, run=name, pid=pid, outcome=outcome)
         events += at(until, "ended", run=name, pid=pid, outcome=outcome)
     return events
 

@@ -54,8 +54,6 @@ class Topology:
             self.stop_a_master_shortly,
             self.stop_a_master_until_it_is_replaced,
             self.fail_over,
-            self.flush_scripts,
-            self.kill_clients,
         ]
 
     def kill_a_master(self, fault: Fault, rng: random.Random) -> None:
@@ -87,19 +85,6 @@ class Topology:
             finally:
                 os.kill(master.pid, signal.SIGCONT)
             self.wait_until_whole()
-
-    def flush_scripts(self, fault: Fault, rng: random.Random) -> None:
-        with fault("SCRIPT FLUSH at each master"):
-            for master in self.masters():
-                with master.client() as client:
-                    client.script_flush()
-
-    def kill_clients(self, fault: Fault, rng: random.Random) -> None:
-        with fault("CLIENT KILL of every connection to the masters"):
-            for master in self.masters():
-                with master.client() as client:
-                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-                    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
 
 
 class WithSentinel(Topology):

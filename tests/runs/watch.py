@@ -3,11 +3,12 @@
 import os
 import select
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from tests.fire.record import Reader, Record, now
 from tests.recorder import Event
+from tests.runs.record import Reader, Record, now
 
 _ROUND = 0.01
 
@@ -18,23 +19,21 @@ class Open:
 
     pid: int
     task: str
-    task_id: str
-    label: str
+    key: str
     entered: float
     seconds: float
 
     @property
     def left(self) -> float:
-        """Seconds it has still to work, if it is let."""
+        """Seconds that it will go on working."""
         return self.entered + self.seconds - now()
 
 
 class Watch:
-    """A thread that reads what the workers write and writes down who dies."""
+    """A thread that reads the record of the workers, and adds which of their processes die."""
 
     def __init__(self, path: str, record: Record) -> None:
         self._reader, self._record = Reader(path), record
-        self._began: dict[str, Event] = {}
         self._open: dict[str, Open] = {}
         self._descriptors: dict[int, int] = {}
         self._poll = select.poll()
@@ -61,7 +60,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(_ROUND):
-            # Whoever lives now was alive when this round began.
+            # A process that dies later was alive when this round began.
             began = now()
             self._note_the_dead()
             self._round_began = began
@@ -71,14 +70,10 @@ class Watch:
 
     def _follow(self, event: Event) -> None:
         if event.name == "began":
-            self._began[event.run] = event
             self._look_after(event.pid)
         elif event.name == "enter" and event.pid in self._descriptors.values():
-            # Else it has died before this could be read.
-            facts = self._began[event.run].facts
-            self._open[event.run] = Open(
-                event.pid, facts["task"], facts["task_id"], event.key, event.at, event.facts["seconds"]
-            )
+            # A process that had died before this line was read is buried already.
+            self._open[event.run] = Open(event.pid, event.facts["task"], event.key, event.at, event.facts["seconds"])
         elif event.name in ("leave", "ended"):
             self._open.pop(event.run, None)
 
@@ -103,3 +98,17 @@ class Watch:
         self._record.write("died", victim=pid, alive_at=self._round_began)
         for run in [run for run, body in self._open.items() if body.pid == pid]:
             del self._open[run]
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal, if the process is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def group_of(pid: int) -> int:
+    """The process group, which is the pid of the worker; 0 if the process is gone."""
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
