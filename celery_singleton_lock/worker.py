@@ -22,8 +22,8 @@ from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import note
-from celery_singleton_lock.leases.deadman import has_fired
 from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.leases.interrupt import has_fired
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log

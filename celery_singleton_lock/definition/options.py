@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.deadman import why_unavailable
+from celery_singleton_lock.leases.interrupt import why_unavailable
 from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# Option of a transport of kombu, and the attribute of its channel with the default. Pub/Sub is not among them, because
+# An option of a kombu transport, and the attribute of its channel that has the default. Pub/Sub has no entry, because
 # kombu extends the deadline of each message that a worker has.
 _TIMEOUTS = (
     ("visibility_timeout", "visibility_timeout"),
@@ -26,11 +26,11 @@ _TIMEOUTS = (
 )
 
 UNSET: Any = object()
-# One script looks at all places as it takes one.
+# The acquire script looks at every place, so more places would slow it.
 MAX_LIMIT = 1000
-# The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.
+# The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
-# Seconds in which another thread has bound a task, unless it has failed.
+# Seconds for which a call waits for another thread that is binding the task.
 _LONGEST_BINDING = 2.0
 _A_MOMENT = 0.001
 
@@ -73,9 +73,9 @@ def flag(name: str, value: Any) -> bool:
 
 
 def given(value: Any) -> str:
-    """*value* for a message; with its type if it is no text, and looks like one."""
+    """*value* for a message; with its type if its repr looks like that of a str, and it is none."""
     text = ""
-    # Such as that of a translation before Django is set up.
+    # A repr may fail, such as that of a lazy translation before Django is set up.
     with suppress(Exception):
         text = f"{value!r:.80}"
     is_plain = isinstance(value, str) or (text and text[0] not in "'\"")
@@ -83,7 +83,7 @@ def given(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether *text* can be sent to the store as it is: bytes that are no UTF-8 are lone surrogates in Python."""
+    """Whether UTF-8 can encode *text*; a lone surrogate, from bytes that were not UTF-8, cannot be sent."""
     return text == text.encode(errors="replace").decode()
 
 
@@ -117,7 +117,7 @@ class Lockable:
 
     name: str
     locks: ClassVar[bool] = True
-    """Of this process; a block of `testing.disabled` switches it off."""
+    """Whether this process locks anything; `testing.disabled` sets it to False."""
 
     @classmethod
     def is_lockable(cls) -> bool:
@@ -126,13 +126,13 @@ class Lockable:
 
 
 def base_in(cls: type[Any]) -> type[Any]:
-    """Our base class among those of a class of tasks, whose other bases we do not own."""
+    """Our base class among the bases of a class of tasks."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """What was assigned, else configured. In a namespace, Celery before 5.7 prefers what was configured."""
-    # First, for this reads the configuration.
+    """The value that was assigned, else configured. In a namespace, Celery before 5.7 prefers the configured value."""
+    # This line comes first, because it loads the configuration, which may assign.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
@@ -148,7 +148,7 @@ class Option(NamedTuple):
 class SingletonOptions(TypedDict, total=False):
     """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
 
-    # It is the table of the options as well. Those without an `Option` are checked with the body, by keys.py.
+    # This class is the table of the options, too. keys.py checks the options without an `Option`, with the body.
     lock_mode: Annotated[Mode | None, Option("while_executing", partial(one_of, words=Mode), app_wide=False)]
     lock_key: KeyChoice
     lock_name: str | None
@@ -186,7 +186,7 @@ _NOT_SENT = (
     "'reschedule' or 'wait', or "
 )
 _NO_SUCCESSOR = _NOT_SENT + "lock_mode='until_and_while_executing', in which the newest call runs next"
-# What can never work, why, and what to use.
+# The modes and policies that cannot work together, each with the reason and the alternative.
 _REFUSED_PAIRS = {
     **{(mode, "join"): _NOT_SENT + "lock_mode='while_executing'" for mode in get_args(Mode)[1:]},
     **{("until_executed", policy): _NO_SUCCESSOR for policy in ("rerun", "replace")},
@@ -200,8 +200,8 @@ class LockOptions:
     """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds.
 
     Attributes:
-        holder_name: The name of the task, if its lock has another name.
-        publisher_asks: A publisher may ask the store. Kept as a field, because each call reads it.
+        holder_name: The name of the task if its lock has another name, else empty.
+        publisher_asks: A publisher may ask the store. A field and no property, because each call reads it.
     """
 
     mode: Mode
@@ -246,7 +246,7 @@ class LockOptions:
 
 
 def no_process_for(task_name: str) -> ConfigurationError:
-    """The error of a task that `kills`, in a pool whose runs have no process of their own."""
+    """The error for a task that `kills`, in a pool whose runs have no process of their own."""
     return ConfigurationError(
         f"task {task_name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
         "run the worker with --pool prefork, or use 'abort'"
@@ -262,13 +262,13 @@ def wait_until_bound(task: Any) -> None:
     if not task.__bound__:
         task.bind(app)
     give_up_at = clock() + _LONGEST_BINDING
-    # Celery sets the stack last.
+    # `bind` sets the stack last.
     while task.request_stack is None and clock() < give_up_at:
         time.sleep(_A_MOMENT)
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """What a task, or a class of tasks, has for `lock_<name>`; a function there is no method."""
+    """The value of `lock_<name>` of a task, or of a class of tasks; a function is not bound as a method."""
     name = f"lock_{name}"
     if isinstance(task, type):
         return getattr(task, name, default)
@@ -282,9 +282,9 @@ def refuse(faults: Iterable[str]) -> None:
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The task's own values, else the app's settings, else the defaults, all checked; and what is not allowed.
+    """The task's own values, else the app's settings, else the defaults, all checked; and the faults that were found.
 
-    Without an app, only what the task, or a class of tasks, sets itself.
+    Without an app, only the values that the task, or a class of tasks, sets itself.
     """
     values = dict[str, Any]()
     faults = list[str]()
@@ -321,7 +321,7 @@ def visibility_timeout_of(app: Celery) -> float:
             f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
             f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
         )
-    # Some give a huge number for never.
+    # Some apps set a huge number to say "never".
     return min(timeout, _CENTURY)
 
 
@@ -336,7 +336,7 @@ def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
 
 
 def untold_timeouts(app: Celery) -> list[str]:
-    """What to do about queues of SQS whose visibility timeout neither the app nor kombu knows."""
+    """The advice for an app whose queues of SQS have a visibility timeout that neither the app nor kombu knows."""
     options = app.conf.broker_transport_options or {}
     if not options.get("predefined_queues") or "visibility_timeout" in options:
         return []
@@ -349,12 +349,12 @@ def untold_timeouts(app: Celery) -> list[str]:
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of all keys of the app; by default with the one that separates deployments in the same Redis."""
+    """The prefix of all keys of the app; the default begins with the `global_keyprefix` of its results or broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
-        # Braces are a hash tag for a cluster, and ours come later in the key.
+        # The first braces of a key are its hash tag in a cluster; those of our keys come later.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix or not is_unicode(prefix):
         raise ConfigurationError(
@@ -371,12 +371,12 @@ def beat_ttl_of(app: Celery) -> float:
 
 
 def logs_labels(app: Celery) -> bool:
-    """The labels of calls stand in the log as well."""
+    """Whether the lines of the log have the labels of calls."""
     return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:
-    """*text* with the settings of this library as the app's configuration spells them."""
+    """*text* with our settings as the app's configuration spells them."""
     if not app.namespace:
         return text
     of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(SETTINGS)})\b")

@@ -37,8 +37,8 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
-from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
+from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import LONGEST_START, Bell, pause_after
 from celery_singleton_lock.log import log, logger

@@ -1,12 +1,18 @@
-"""Raise an exception inside a body that is running, from another thread.
+"""End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
-In the main thread a signal does it, which also ends a sleep or a blocking read. In any other thread CPython can be
-asked to raise between two bytecodes: a sleep or a call into C ends first. gevent and eventlet can throw it into a
-greenlet as soon as their event loop runs: a computation without a pause ends first.
+In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
+CPython raises it between two bytecodes, so a sleep or a call into C ends first. gevent and eventlet throw it into the
+greenlet as soon as their event loop runs, so a computation without a pause ends first.
 
-Nothing is raised in a thread that runs an event loop of asyncio. A callback of the loop could get the exception: the
-loop would log it, and the body would go on. So each loop of the process cancels the tasks of the body; in a loop of
-another thread as well, because the body may wait for them. A task is the body's if its context has the body's lease.
+A callback of an event loop of asyncio could get the exception: the loop would log it, and the body would go on. So
+each loop of the process cancels the tasks of the body; also a loop of another thread, because the body may wait for
+such a task. A task is the body's if its context has the body's lease. The exception is raised in the thread of a loop
+only after the loop has been silent for some seconds: a coroutine blocks it.
+
+With `lock_on_lost="kill"` a kernel timer kills the process at the deadline of its lease. A heartbeat thread can be
+starved, and a process can be stopped or frozen, past the moment at which the store grants the lock to somebody else.
+The timer runs on CLOCK_BOOTTIME and needs no help from this process. A stopped process dies stopped, and a frozen one
+before its next instruction.
 """
 
 import asyncio
@@ -14,7 +20,10 @@ import ctypes
 import gc
 import importlib
 import logging
+import mmap
+import os
 import signal
+import struct
 import sys
 import threading
 import time
@@ -23,9 +32,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
+from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current, running_loop
 from celery_singleton_lock.log import log
@@ -38,31 +49,31 @@ if TYPE_CHECKING:
 
 Loop = asyncio.AbstractEventLoop
 
-# Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few for itself.
-_SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
+# Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few. macOS has none.
+_SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
 # Not `signal.getsignal`, which makes an enum of each answer: this is called before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# Tries before something is raised beside an event loop that does not answer, or whose tasks of the body are ending.
+# Tries before the error is raised beside an event loop that is silent, or whose tasks of the body are ending.
 _CAREFUL_TRIES = 5
-# Seconds after which the log says that a body goes on; for a body that ends in its own way they are enough.
+# Seconds after which the log says that a body goes on; long enough for a body that cleans up.
 _TOLD_AFTER = 10.0
 
-# For the main thread.
+# The interrupts that the signal is to deliver in the main thread.
 _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
     """One body that can be interrupted once, and only inside the `with` block of this object.
 
-    Once *delivered*, the exception was raised in the body, or tasks of it were cancelled; it may have caught that.
+    Once *delivered*, the exception was raised in the body, or its tasks were cancelled. The body may have caught that.
     """
 
     delivered = False
-    # Nothing more is to be done: it was raised, or the event loop of the body's own thread has cancelled its tasks.
+    # The error was raised, or the event loop of the body's own thread has cancelled its tasks: try no more.
     _has_reached_its_thread = False
     _thread: int | None = None
     _greenlet: Any = None
@@ -80,7 +91,7 @@ class Interrupt:
         if patched_by() is not None:
             self._greenlet = current_greenlet()
             self._hub = hub()
-        elif _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
+        elif _hears_signals(thread) and _handler_of(_SIGNAL) is not _deliver:
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
         self._thread = thread
@@ -90,7 +101,7 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # Whoever has sent it may be about to raise it in this thread.
+            # `_insist` may be about to raise the error in this thread, where the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
@@ -127,13 +138,16 @@ class Interrupt:
         """Have each event loop that runs cancel the tasks of the body.
 
         Returns:
-            The threads of the loops that answer in so many seconds, and whether others run and are silent.
+            The threads of the loops that answer within *seconds*, and whether another one runs and is silent.
         """
         answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
         asked = list[Loop]()
         for loop in _loops_that_run():
-            if self._ask(loop, answers.put):
-                asked.append(loop)
+            if loop is not self._outer_loop:
+                # A loop may be closed in this moment, and may be of any library.
+                with suppress(Exception):
+                    loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
+                    asked.append(loop)
         give_up_at = time.monotonic() + seconds
         thread_of = dict[Loop, int]()
         with suppress(Empty):
@@ -142,18 +156,9 @@ class Interrupt:
                 thread_of[loop] = thread
         return set(thread_of.values()), any(loop.is_running() for loop in asked if loop not in thread_of)
 
-    def _ask(self, loop: Loop | None, hear: Callable[[tuple[Loop, int]], object] = bool) -> bool:
-        """Whether the loop was asked to cancel the tasks of the body; it is not if it is the loop around the body."""
-        if loop is not None and loop is not self._outer_loop:
-            # A loop may be closed in this moment, and may be of any library.
-            with suppress(Exception):
-                loop.call_soon_threadsafe(self._cancel_tasks, loop, hear)
-                return True
-        return False
-
     def _cancel_tasks(self, loop: Loop, hear: Callable[[tuple[Loop, int]], object]) -> None:
         thread = threading.get_ident()
-        # Once in each loop: the body may wait for something as it ends.
+        # Only once in each loop: a second cancellation would strike the body as it cleans up.
         if self._thread is not None and loop not in self._cancelled_in:
             main = _main_task() if thread == self._thread else None
             tasks = [task for task in asyncio.all_tasks(loop) if task is main or self._is_of_body(task)]
@@ -170,37 +175,34 @@ class Interrupt:
         return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
 
     def _ask_for_delivery(self, thread: int) -> None:
-        if _SIGNAL is not None and _hears_signals(thread):
+        if _hears_signals(thread):
             _sent.append(self)
-            # A signal that comes just before a call into the kernel does not end that; the next one does.
+            # A signal just before a call into the kernel does not end that call; the signal of the next try does.
             signal.pthread_kill(thread, _SIGNAL)
         elif not _starts_another(thread):
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise what was sent, if the body still runs; called in its thread, or by the hub of its greenlet."""
-        # No lock here: the thread that runs this may hold the guard already.
+        """Raise the error if the body still runs; called in its thread, or by the hub of its greenlet."""
+        # No lock here: a signal may call this while its thread holds the guard.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
+        self.delivered = self._has_reached_its_thread = True
         if self._greenlet is not None:
-            self.delivered = self._has_reached_its_thread = True
             self._greenlet.throw(self._error)
-        elif not self._ask(running_loop()):
-            self.delivered = self._has_reached_its_thread = True
+        else:
             raise self._error
 
     def _class(self) -> type[Exception]:
-        """A class whose only instance is the error, because CPython takes a class here and calls it."""
+        """A class whose only instance is the error, because CPython takes a class and calls it."""
         error = self._error
         assert error is not None
 
-        # While another exception is handled, CPython 3.11 calls it once more, with the instance.
+        # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that has just begun may get it in place of the body's, which is then asked again.
+            # A thread that has just begun may get the error in place of the body's; then the next try raises it again.
             if threading.get_ident() == self._thread:
-                self.delivered = True
-                # An event loop that has begun meanwhile may swallow it.
-                self._has_reached_its_thread = not self._ask(running_loop())
+                self.delivered = self._has_reached_its_thread = True
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})
@@ -213,7 +215,7 @@ class Interrupt:
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops that run in this process, each in its thread; nobody but the garbage collector knows them all."""
+    """The event loops that run in any thread of this process; only the garbage collector knows them all."""
     objects = gc.get_objects()
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Loop)}
     for each in objects:
@@ -224,7 +226,7 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """The task that the `asyncio.Runner` of this thread runs: its context may be that of an earlier body."""
+    """The task that the `asyncio.Runner` of this thread runs; its context may be that of an earlier body."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -234,26 +236,25 @@ def _main_task() -> "asyncio.Task[Any] | None":
 def _context_of(task: Any) -> Context | None:
     if hasattr(task, "get_context"):
         return cast("Context", task.get_context())
-    # Before Python 3.12. The first is its own; others are those of its callbacks.
+    # Before Python 3.12. The first context is the task's, the others are those of its callbacks.
     return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
 def _hears_signals(thread: int) -> bool:
-    return _SIGNAL is not None and thread == threading.main_thread().ident
+    return bool(_SIGNAL) and thread == threading.main_thread().ident
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # Another signal may come in between, and take the last.
+    # A second signal may come between two lines, and take the last one.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
 
 
 def _starts_another(thread: int) -> bool:
-    """Whether that thread is starting another one: CPython takes the new thread for it, and would raise there."""
+    """Whether that thread is starting another one: CPython would raise in the new one, which has no `ident` yet."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
-        # Until the new thread has set its `ident`.
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
             return True
         frame = frame.f_back
@@ -261,6 +262,114 @@ def _starts_another(thread: int) -> bool:
 
 
 def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """Raise it in the thread, or take back what has not been raised there yet."""
-    it = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), it)
+    """Raise an instance of *error* in the thread; None takes back an error that was not raised there yet."""
+    of_class = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), of_class)
+
+
+# A kernel timer that kills this process.
+
+_TIMER_ABSTIME = 1
+_NO_TIMER = ctypes.c_void_p(-1).value
+_SIGEV_SIGNAL = 0
+
+# The deadline of each process, for the main process of its pool: a process that dies by its timer can say nothing. The
+# memory is shared with forked processes; an entry is a pid and a deadline.
+_ENTRY = struct.Struct("qd")
+_ENTRIES = 1 << 16
+_deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
+_NO_DEADLINE = float("inf")
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("it_interval", ctypes.c_long * 2), ("it_value", ctypes.c_long * 2))
+
+
+class _Sigevent(ctypes.Structure):
+    _fields_ = (
+        ("sigev_value", ctypes.c_void_p),
+        ("sigev_signo", ctypes.c_int),
+        ("sigev_notify", ctypes.c_int),
+        ("_padding", ctypes.c_byte * 48),
+    )
+
+
+def why_unavailable() -> str | None:
+    """Why this machine has no such timer, or None if it has."""
+    if sys.platform != "linux":
+        return f"it needs a timer of the Linux kernel, and this is {sys.platform}"
+    try:
+        _function("timer_create")
+    except AttributeError:
+        return "the C library has no timer_create"
+    return None
+
+
+def _write(deadline: float) -> None:
+    pid = os.getpid()
+    _ENTRY.pack_into(_deadlines, pid % _ENTRIES * _ENTRY.size, pid, deadline)
+
+
+def has_fired(pid: int, at: float) -> bool:
+    """Whether a process that was found dead *at* that moment on CLOCK_BOOTTIME was killed by its timer.
+
+    False for a process without a timer, and for one that called `DeadMan.kill`, which tells of the loss itself.
+    """
+    owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
+    return bool(owner == pid and deadline <= at)
+
+
+class DeadMan:
+    """One timer of this process, which its forked children do not inherit.
+
+    The kernel has a limited number of timers. So the first `arm` takes one, and `disarm`, or the end of this object,
+    gives it back.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._over = False
+        # `timer_create` itself writes the number, so a signal that raises just after it loses no timer.
+        self._timer = ctypes.c_void_p(_NO_TIMER)
+        self._spec = _Itimerspec()
+
+    def arm(self, deadline: float) -> None:
+        """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed again or disarmed before.
+
+        Raises:
+            ConfigurationError: The kernel refuses another timer.
+        """
+        if self._over:
+            return
+        if self._timer.value == _NO_TIMER:
+            event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
+            if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
+                raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
+        _write(deadline)
+        # Seconds and nanoseconds.
+        self._spec.it_value[:] = int(deadline), int(deadline % 1 * 1_000_000_000)
+        _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
+        if self._over:
+            # Another thread called `disarm` between these lines.
+            self.disarm()
+
+    def disarm(self) -> None:
+        """Let this process live, and give the timer back to the kernel."""
+        self._over = True
+        # A forked child may have another timer of that number.
+        if self._timer.value != _NO_TIMER and self._pid == os.getpid():
+            _function("timer_delete")(self._timer)
+            self._timer.value = _NO_TIMER
+            _write(_NO_DEADLINE)
+
+    def kill(self) -> None:
+        """Kill this process now, after it has told of its loss."""
+        _write(_NO_DEADLINE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    __del__ = disarm
+
+
+@cache
+def _function(name: str) -> Any:
+    return getattr(ctypes.CDLL(None, use_errno=True), name)

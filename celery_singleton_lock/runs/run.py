@@ -36,9 +36,8 @@ from celery_singleton_lock.definition.options import LockOptions, no_process_for
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
-from celery_singleton_lock.leases.interrupt import Interrupt
+from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import (

@@ -174,8 +174,30 @@ def runs_short_loops(self: Any) -> None:
         asyncio.run(work())
 
 
+def blocks_its_loop(self: Any) -> None:
+    """A coroutine that never awaits: its loop cannot cancel it."""
+    lease, cleaned = self.lock, list[bool]()
+
+    async def work() -> None:
+        lose(self, lease)
+        end = time.monotonic() + LONG
+        try:
+            while time.monotonic() < end:
+                time.sleep(0.01)
+        finally:
+            # Longer than the pause between two tries to reach it.
+            time.sleep(1.5)
+            cleaned.append(True)
+
+    try:
+        asyncio.run(work())
+    finally:
+        assert cleaned == [True]
+
+
 BODIES = [
     *(computes, starts_threads, leaves_a_task_elsewhere, runs_short_loops),
+    pytest.param(blocks_its_loop, marks=pytest.mark.prove),
     *(pytest.param(waiting(way), id=name) for name, way in WAYS.items()),
     *(pytest.param(waiting(way), id=name, marks=pytest.mark.prove) for name, way in MORE_WAYS.items()),
 ]
