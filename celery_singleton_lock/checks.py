@@ -35,8 +35,7 @@ from celery_singleton_lock.definition.options import (
     values_of,
     visibility_timeout_of,
 )
-from celery_singleton_lock.definition.settings import open_store
-from celery_singleton_lock.definition.spelling import faults_in_names, faults_in_settings
+from celery_singleton_lock.definition.settings import faults_in_names, faults_in_settings, open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log

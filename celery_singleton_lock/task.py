@@ -26,8 +26,7 @@ from celery_singleton_lock.definition.options import (
     OnStoreError,
     wait_until_bound,
 )
-from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.definition.spelling import check_call_options, check_name
+from celery_singleton_lock.definition.settings import check_call_options, check_name, store_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here

@@ -1,9 +1,9 @@
 """From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
 
-Two calls have the same key when the wire would make them the same call. The arguments are bound to the function's
-parameters, defaults filled in, and written the way kombu's JSON writes a message: a tuple is a list, the keys of a dict
-are text, an enum is its value, while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic is
-what its `model_dump(mode="json")` makes of it.
+Two calls have the same key if a message would carry the same arguments. The arguments are bound to the function's
+parameters, and defaults are filled in. They are written as kombu's JSON writes a message: a tuple is a list, the keys
+of a dict are text, an enum is its value, and `1`, `"1"`, `True` and `1.0` stay four different things. A model of
+pydantic is written as its `model_dump(mode="json")`.
 
 The braces are a hash tag of Redis Cluster, and no argument can be read in a key. Workers of two releases must agree on
 the format, so a change needs a new version in the key.
@@ -35,7 +35,7 @@ from celery_singleton_lock.log import log
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100
-# Short enough for Redis to keep the lock as a list, which takes half of the memory.
+# Short enough for Redis to keep the hash of a lock as a listpack, which takes half of the memory.
 MAX_LABEL = 60
 _BEHIND_PREFIX = ":v3:{"
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
@@ -64,7 +64,7 @@ _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
 _texts_of: Callable[[Any, int], Iterable[str]] = vars(encoder)["c_make_encoder"](
     None, _ENCODER.default, encoder.encode_basestring_ascii, None, ":", ",", True, False, True
 )
-# The encoder's own functions for the usual types; to call them directly takes a third of the time.
+# The encoder's own functions for the usual types; a direct call takes a third of the time.
 _WRITERS: Mapping[type, Callable[[Any], str]] = {
     str: encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -74,7 +74,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key for a checked name and what distinguishes the calls that share it."""
+    """The lock key for a checked name and a *subject*, in which the calls that share the name differ."""
     return _key(prefix, name, _written(subject))
 
 
@@ -95,7 +95,7 @@ def _written(subject: Any) -> str:
 
 
 def _unserialisable_in(subject: Any) -> str:
-    """The first argument that no key can be made of, or the type of what a callable has returned."""
+    """Name the first argument that cannot be serialised, or the type of the value that a callable returned."""
     for name, value in subject.items() if isinstance(subject, Mapping) else ():
         try:
             "".join(_texts_of(plain({name: value}), 0))
@@ -127,12 +127,12 @@ def checked_name(name: Any) -> str:
         raise ConfigurationError(
             f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters that UTF-8 can encode"
         )
-    # A brace would end the hash tag early, and two names must never become one.
+    # A brace would end the hash tag early. The percent sign is escaped too, or two names could become one.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
 def plain(value: Any) -> Any:
-    """*value* as it looks after a trip over the wire; other types are left to kombu."""
+    """*value* as a worker receives it; types that JSON lacks are left to kombu."""
     if type(value) in _PLAIN:
         return value
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
@@ -159,10 +159,10 @@ class KeyMaker:
         function = getattr(body, "__func__", body)
         signature = inspect.signature(function)
         if not isinstance(body, staticmethod):
-            # Celery leaves `self` on the class.
+            # Celery keeps the function as a method, so its first parameter is `self`.
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._signature = signature
-        # With `typing=False` the arguments of a call are not those of the function.
+        # With `typing=False` Celery does not check the arguments of a call.
         self._binds = task.typing is not False
         self._receive = _receiver_of(task, function, signature)
         self._choice: KeyChoice = option_of(task, "key")
@@ -181,11 +181,11 @@ class KeyMaker:
         self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # Such a field shows the argument itself, and none of its attributes or items.
+        # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; any error of a model passes."""
+        """The lock key of a call; an error of a pydantic model passes as it is."""
         choice = self._choice
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -198,7 +198,7 @@ class KeyMaker:
         return _key(prefix, self._name, self._text_of(self._bound(args, kwargs)))
 
     def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The same, where the arguments that do not count may be missing: for people, who look for a lock."""
+        """The lock key of a call whose other arguments may be missing: people who look for a lock give only some."""
         if self._receive is not None or self._counting is None:
             return self.key(prefix, args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)
@@ -209,7 +209,7 @@ class KeyMaker:
         return _key(prefix, self._name, self._text_of(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
-        """What operators read beside the key of a call: one short line; empty without a format string."""
+        """The short line that operators read beside the key of a call; empty without a format string."""
         if self._label is None:
             return ""
         if self._receive is not None:
@@ -220,15 +220,15 @@ class KeyMaker:
 
     @property
     def runs_user_code(self) -> bool:
-        """Making a key runs a callable or a model, or formats arguments, and each of these may do anything."""
+        """Whether a key needs a callable, a model or the format methods of arguments, each of which may do anything."""
         return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
 
     def makes_any_key(self, args: Args, kwargs: Kwargs) -> bool:
-        """Making a key of such arguments runs no user code and cannot fail, so it can be left to the worker."""
+        """Whether the key of such arguments can be left to the worker: it runs no user code and cannot fail."""
         return self._needs_only_arguments and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
 
     def _text_of(self, arguments: Mapping[str, Any]) -> str:
-        """The part of the arguments that counts, as canonical JSON."""
+        """The arguments that count, as canonical JSON."""
         choice = self._choice
         if isinstance(choice, str):
             return _WRITERS[str](self._filled_in(choice, arguments))
@@ -236,14 +236,14 @@ class KeyMaker:
             values = map(arguments.__getitem__, self._in_text)
             return self._text % tuple([_WRITERS[type(value)](value) for value in values])
         except (KeyError, ValueError):
-            # One is of another type, or is an int of more digits than Python writes.
+            # A value is of another type, or is an int of more digits than Python writes.
             return _written(arguments if self._counting is None else {name: arguments[name] for name in self._counting})
 
     def _filled_in(self, template: str, arguments: Mapping[str, Any]) -> str:
         """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
         if not (self._has_bare_fields and _are_plain(arguments.values())):
-            # It looks for sets, and is written in Python, so it takes several times as long to make the same text.
+            # The formatter refuses sets. It is written in Python, so it takes several times as long for the same text.
             fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
         text: str = _made_by_user(template, fill)
         return text
@@ -256,7 +256,7 @@ class KeyMaker:
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}
             if arguments.keys() == self._names and by_position.keys().isdisjoint(kwargs):
-                # What `bind` does, in a fraction of the time.
+                # The result of `bind`, in a fraction of the time.
                 return arguments
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -286,7 +286,7 @@ _FORMATTER = _Formatter()
 
 
 def _has_set(value: Any) -> bool:
-    """Whether a set is somewhere in *value*, or in what a model dumps."""
+    """Whether a set is somewhere in *value*, or in the dump of a model."""
     if hasattr(type(value), "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
@@ -295,9 +295,9 @@ def _has_set(value: Any) -> bool:
 
 
 def _refuse_no_value(choice: Any, made: Any) -> None:
-    """Refuse what a callable returns by mistake: None would make all such calls one key."""
+    """Refuse a value that a callable returns by mistake: with None, all such calls would have one key."""
     if isinstance(made, CoroutineType):
-        # Otherwise Python warns that nobody has awaited it.
+        # If it is not closed, Python warns that nobody has awaited it.
         made.close()
         raise ConfigurationError(f"lock_key={choice!r} returned a coroutine; give a `def` that returns the value")
     if made is None:
@@ -311,7 +311,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (SoftTimeLimitExceeded, LockLost):
-        # These end the body that publishes the call.
+        # These end the body that publishes the call, so they must pass.
         raise
     except Exception as error:
         raise ConfigurationError(
@@ -319,7 +319,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
         ) from error
 
 
-# What the options name.
+# The parameters that options name.
 
 
 def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
@@ -328,7 +328,7 @@ def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> l
     if choice is None or callable(choice):
         return None
     if isinstance(choice, str) and choice in parameters and option == "lock_key":
-        # A comma was forgotten, and the parentheses mean nothing.
+        # Somebody wrote `("name")`, without the comma of a tuple.
         raise ConfigurationError(
             f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
             f'("{choice}",) or "{{{choice}}}"?'
@@ -380,11 +380,11 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """With `pydantic=True`, a function that makes the models which the body receives. It runs their code."""
-    # Celery notes `pydantic=True` nowhere, but wraps the body of such a task in a function of celery.app.base.
+    """For a task with `pydantic=True`, a function that makes the models which the body receives; it runs their code."""
+    # Celery keeps `pydantic=True` nowhere, but wraps the body of such a task in a function of celery.app.base.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
-    # Only such a task needs them, and has them.
+    # Only with such a task is pydantic sure to be installed.
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
     from pydantic import BaseModel, TypeAdapter  # noqa: PLC0415
 
@@ -402,7 +402,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
         return models[name].validate_python(value, context=context) if name in models else value
 
     def receive(args: Any, kwargs: Any) -> tuple[Any, Any]:
-        # By position or by name, as they were passed, because a callable in `lock_key` takes them like this.
+        # Each argument stays positional or named, because a callable in `lock_key` is called with them.
         passed = [made(name, value) for name, value in zip(positions, args, strict=False)]
         named = {name: made(name, value) if name in kinds else value for name, value in kwargs.items()}
         return [*passed, *args[len(positions) :]], named
@@ -411,13 +411,13 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
 
 
 def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:
-    """The label of a call; empty if its task has none, or if it cannot be made, which is logged and costs no call."""
+    """The label of a call; empty if its task has none, or if the label fails, which is logged and stops no call."""
     if task.lock_options.label is None:
         return ""
     try:
         label: str = task._lock_keys.label(args, kwargs)  # noqa: SLF001 (it is this library's)
     except SoftTimeLimitExceeded:
-        # This error belongs to the run, so do not hide it.
+        # The time limit is meant for the run.
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"

@@ -1,15 +1,25 @@
-"""Which store of locks an app uses."""
+"""The settings of an app: the store of its locks, and names that are no setting or option, with what was meant."""
 
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.definition.options import as_set, count, refuse, setting
-from celery_singleton_lock.definition.spelling import faults_in_settings
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.definition.options import (
+    NAMES,
+    SETTINGS,
+    as_celery_reads,
+    as_set,
+    base_in,
+    count,
+    refuse,
+    setting,
+)
+from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -19,24 +29,73 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options that Celery reads to find the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# A page reads all of it at once.
+# A page reads the whole history at once.
 _LONGEST_HISTORY = 10_000
-# With the URL that was set when it was opened.
+# The store of each app, with the URL that was assigned when it was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
-"""Of the blocks of `testing`: the last one says which store a `Lock` of an app has, whatever its `url`."""
+"""The blocks of `testing` add to it: the last entry says which store each `Lock` of an app has, whatever its `url`."""
+
+_PREFIXES = ("lock_", "singleton_lock_")
+# Options of other libraries that look more like another option here than like their counterpart.
+_MEANT = {
+    **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
+    "lock_blocking_timeout": "lock_wait_timeout",
+}
+# The options and settings, and then the methods, of the libraries that people come from, with their counterparts here.
+_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "celery-singleton": {
+        "unique_on": "lock_key",
+        "raise_on_duplicate": 'lock_on_conflict="raise"',
+        "lock_expiry": "lock_queue_ttl",
+        "singleton_backend_url": "singleton_lock_url",
+        "singleton_backend_class": "singleton_lock_url",
+        "singleton_backend_kwargs": "singleton_lock_client_options",
+        "singleton_key_prefix": "singleton_lock_prefix",
+        "singleton_lock_expiry": "singleton_lock_queue_ttl",
+        "singleton_raise_on_duplicate": "singleton_lock_on_conflict",
+    },
+    "celery-once": {"once": "lock_key, lock_mode and others"},
+    "celery-once-task": {
+        "queue_lock": "lock_mode",
+        "running_lock": "lock_mode",
+        "queue_lock_timeout": "lock_queue_ttl",
+        "running_lock_timeout": "lock_ttl, which is renewed while the body runs",
+    },
+    "celery-heimdall": {"heimdall": "lock_mode and others"},
+}
+_METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "celery-singleton": {
+        "generate_lock": "lock_key with a callable",
+        "aquire_lock": "taken before the body",
+        "lock_and_run": "taken before the body",
+        "release_lock": "released after the body",
+        "unlock": "released after the body",
+        "get_existing_task_id": "lock_state(...)",
+        "on_duplicate": "the signal lock_conflict",
+    },
+    "celery-once": {"get_key": "lock_key with a callable", "clear_lock": "released after the body"},
+    "celery-once-task": {
+        "_acquire_lock": "taken before the body",
+        "_release_lock": "released after the body",
+    },
+    "celery-heimdall": {"setup_redis": "singleton_lock_url"},
+}
+
+
+# The store of an app.
 
 
 def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use.
 
-    It is `singleton_lock_url`, else the result backend if that is Redis, else the broker if that is Redis. If
-    `app.conf.singleton_lock_url` is set again, the next call finds the new store.
+    The store is at `singleton_lock_url`, else the result backend if that is Redis, else the broker if that is Redis.
+    If `app.conf.singleton_lock_url` is assigned again, the next call finds the new store.
 
     Raises:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
-    # A search of all settings would slow each task.
+    # Only what was assigned: a search of all settings would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = _stores.get(app, (None, None))
     if store is None or before != assigned:
@@ -50,7 +109,7 @@ def open_store(app: Celery) -> Store:
     """The app's store of locks, with connections of its own.
 
     Raises:
-        ConfigurationError: There is none that this library can use.
+        ConfigurationError: The app has no Redis that this library can use.
     """
     try:
         return _opened(app)
@@ -76,7 +135,7 @@ def _opened(app: Celery) -> Store:
     history: Any = setting(app, "singleton_lock_history", Store.history)
     history = count("singleton_lock_history", history, least=0, most=_LONGEST_HISTORY)
     if "username" in own or "password" in own:
-        # The provider belongs to the other user and password, and not to these.
+        # The provider belongs to the user and password that these replace.
         options.pop("credential_provider", None)
     store = store_from_url(url, {**_in_redis_py(options), **own}, replicas)
     store.history = history
@@ -95,12 +154,12 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         return one_url(url), {}
     results = _as_text(conf.result_backend)
     broker = _as_text(conf.broker_write_url or conf.broker_url)
-    # What Celery uses if the URL does not say otherwise.
+    # Celery uses these unless the URL says otherwise.
     of_results = {
         "username": get("redis_username"),
         "password": get("redis_password"),
         "credential_provider": get("redis_backend_credential_provider"),
-        # Over TCP the database is that of the URL, or 0.
+        # Over TCP, Celery takes the database from the URL alone.
         "db": get("redis_db") if results.startswith(_SOCKETS) else None,
         "default_port": _PORT_OF_RESULTS if results.startswith(SENTINEL) else None,
     }
@@ -136,3 +195,105 @@ def _in_redis_py(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _in_redis_py(each) for name, each in value.items()}
     return in_redis_py(value)
+
+
+# Names.
+
+
+def faults_in_names(cls: type[Any]) -> Iterator[str]:
+    """The names in a class of tasks that look like an option and are none, or belong to another library.
+
+    A method or a property is the user's own, unless it has done the work of another library. A name that a later class
+    of the MRO has as well is the user's own, too. An option without its prefix, such as `ttl`, counts only as an
+    argument of the decorator and in `task_annotations`.
+    """
+    ours = base_in(cls).__mro__
+    for number, each in enumerate(cls.__mro__):
+        if each in ours:
+            continue
+        is_decorated = "_decorated" in vars(each)
+        for name, value in vars(each).items():
+            if any(name in vars(behind) for behind in cls.__mro__[number + 1 :]):
+                continue
+            fault = _of_others("a method", name, _METHODS_OF_OTHERS)
+            if is_decorated and f"lock_{name}" in NAMES:
+                fault = f"there is no option {name}; did you mean lock_{name}?"
+            elif is_decorated or not hasattr(type(value), "__get__"):
+                fault = fault or _fault_in_name(name)
+            if fault:
+                yield f"task {cls.name}: {fault}"
+
+
+def check_name(task: Any, name: str) -> None:
+    """Refuse an option that does not exist, as it is set on the object."""
+    if not hasattr(type(task), name) and (fault := _fault_in_name(name)):
+        raise ConfigurationError(f"task {task.name}: {fault}")
+
+
+def check_call_options(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option of the task that is given with a call."""
+    for name in options:
+        fault = _of_others("an option", name)
+        if name.startswith(_PREFIXES) and not fault:
+            fault = (
+                f"{name} cannot be given with a call, because options belong to the task; write "
+                f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
+            )
+        if fault and name not in (options.get("stamped_headers") or ()):
+            raise ConfigurationError(f"task {task}: {fault}")
+
+
+def faults_in_settings(app: Celery) -> Iterator[str]:
+    """The settings that do not exist, or stand where Celery does not look for them."""
+    namespace = as_celery_reads(app, "").lower()
+    readable = {name: as_celery_reads(app, name) for name in SETTINGS}
+    # Only the names, because a source may make its values when they are read.
+    for written in map(str, app.conf):
+        name = written.lower().removeprefix(namespace or "celery_")
+        is_read = written in (name, as_celery_reads(app, name))
+        # The source may serve others as well, such as Django's settings.
+        if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
+            continue
+        option = name.removeprefix("singleton_")
+        if name in readable:
+            if not is_read:
+                yield f"the setting {written} is not read; write {readable[name]}"
+        elif fault := _of_others("a setting", name):
+            # An app that has imported that library may use it for other tasks.
+            if "celery_singleton" not in sys.modules:
+                yield fault
+        elif option in NAMES:
+            yield f"there is no setting {written}: {option} is an option of each task alone"
+        else:
+            meant = readable.get(f"singleton_{_MEANT.get(option)}") or readable.get(_nearest(name, SETTINGS), "")
+            yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
+
+
+def _fault_in_name(name: str) -> str:
+    fault = _of_others("an option", name)
+    if fault or name in NAMES or not name.lower().startswith(_PREFIXES):
+        return fault
+    own = "An attribute of your own needs a name that does not begin with lock_"
+    return f"there is no option {name}; {_suggestion(_meant(name), NAMES)} {own}"
+
+
+def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
+    """A text that says which library *name* is from, and its counterpart here; empty if it is in no table."""
+    for library, counterparts in tables.items():
+        if name in counterparts:
+            here = counterparts[name]
+            return f"{name} is {kind} of {library}; here it is {here}: see {DOCS}how-to/migrate/#from-{library}"
+    return ""
+
+
+def _meant(name: str) -> str:
+    option = name.lower().removeprefix("singleton_")
+    return _MEANT.get(option) or _nearest(option, NAMES)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.5)), "")
+
+
+def _suggestion(meant: str, names: Iterable[str]) -> str:
+    return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
