@@ -1,6 +1,6 @@
 """Finding the lock that an operator names, asking its holders to stop, waiting for that, and dropping marks.
 
-If the store gives no answer in time, `StoreError` is raised, and what was asked for may be done all the same.
+If the store gives no answer in time, `StoreError` is raised. The store may have done the request, or not.
 """
 
 import logging
@@ -20,22 +20,22 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# A lease that is renewed always has two thirds of its ttl left, so half of the rest is at least the time to a renewal.
+# The next renewal comes within a third of the ttl, and a renewed lease always has two thirds left.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
 
 def name_of(holder: Holder) -> str:
-    """Task id of a holder; of a `Lock`, its hostname and process."""
-    return holder.task_id or worker_of(holder)
+    """The task id of a holder; of a `Lock`, its hostname and process."""
+    return holder.task_id or worker_of(holder.hostname, holder.pid)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be broken of one lock, or what was: holders, marks, and the turns of those that wait.
+    """The holders, marks and turns of one lock that a break ends, or has ended.
 
     Attributes:
-        name: That of the one call, or `Lock`, that is meant; without one, all are, but for turns whose owners live.
+        name: The one call or `Lock` that is meant. Without a name all of them are, except the turns of living owners.
         dropped: `queued`, `next`, `cooldown` and `turns`.
     """
 
@@ -47,9 +47,10 @@ class Plan:
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
-        holders = [holder for holder in lock.holders if name in (None, holder.task_id, worker_of(holder))]
+        holders = [row.about for row in rows_of(lock) if name in (None, row.about.task_id, row.worker)]
+        holders = [holder for holder in holders if holder.has_lease]
         states = {row.state for row in rows_of(lock) if name in (None, row.about.task_id)}
-        # Behind a holder, its release passes over those that are dead.
+        # The release of a holder passes over dead turns, so they need no break.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns)
@@ -58,19 +59,20 @@ class Plan:
         return bool(self.holders or self.dropped)
 
     def as_json(self, *, gone: bool = False, seconds: float = 0.0) -> dict[str, Any]:
-        """In the words of the docs."""
         asked = [name_of(holder) for holder in self.holders]
         dropped = list(map(in_json, self.dropped))
         return {"key": self.key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
 
     def text(self, *, force: bool) -> str:
-        """For people, with its risk."""
+        """The plan and its risk, for people."""
         lines = []
         if self.holders:
             names = shown(", ".join(map(name_of, self.holders)))
             lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
-            risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
-            lines += [risk] if force else []
+        if self.holders and force:
+            lines.append(
+                "A body that is still alive keeps running beside the next one, at least until its next renewal."
+            )
         if self.dropped:
             of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
             lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
@@ -78,10 +80,10 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask these holders, and no other one that has come since, to stop, or free their places; drop marks and turns.
+    """Ask these holders to stop, or free their places, and no later holder's; drop marks and turns.
 
     Returns:
-        Those that were still there, and what is gone.
+        The holders that were still there, and the marks and turns that are gone.
     """
     key = plan.key
     marks = bool(plan.dropped) and plan.name is None
@@ -93,7 +95,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:
-            # A call that lives gets its place back, by its rank.
+            # If the call lives, its next request gives it the same place, by its rank.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -101,13 +103,13 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Let the store call those that wait, and drop the turns for which nobody listens; whether there were any."""
+    """Let the store call the waiting turns, and drop those that nobody hears. Whether there were any."""
     has_dropped = False
     while True:
         locks.inventory.break_lock(key, (), by)
         dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
         for turn in dead:
-            # A message that comes after all gets its place back, by its rank.
+            # If its message still comes, that gets the same place, by its rank.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         if not dead:
             return has_dropped
@@ -115,9 +117,9 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Look again and again, for so many seconds at most; return the holders that are left, and how long it took.
+    """Wait until the holders are gone, for some seconds at most; return those that are left, and how long it took.
 
-    Without a number, it is the time in which they hear of it and end, if their bodies let them.
+    By default, the wait is as long as holders need to hear of the break and to end, if their bodies let them.
     """
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
@@ -144,12 +146,12 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
-    """Drop these marks, except those of locks that somebody holds by now; return them, and the number of such locks."""
+    """Drop these marks, except of locks that are held now; return the dropped ones, and the number of held locks."""
     calls = {(row.lock.key, row.about.task_id) for row in agreed}
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
-        # By its task id, so neither a lease nor the mark of a call that has come since is touched.
+        # The task id keeps a lease, or the mark of a later call, from being dropped.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 
@@ -162,16 +164,16 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
     return len(dropped)
 
 
-# What an operator types.
+# Names that an operator types.
 
 
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if one call is meant; a call that is in no lock has one of its own name.
+    """The lock, and the task id if one call is meant. A call in no lock comes with an empty state under its task id.
 
     Raises:
-        click.UsageError: It means nothing, or several things.
+        click.UsageError: Nothing has that name, or several things begin so.
     """
     what = what.strip().removesuffix("…")
     if not what:
@@ -198,7 +200,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key, or the digest in it, begins so, by their keys; and the calls, by their task ids."""
+    """The locks whose key or digest begins with *start*, by their keys; and such calls, by their task ids."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -206,9 +208,9 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # Of several locks, the one that it holds comes first.
+            # A call may be in several locks. Rows of holders come first.
             found.setdefault(task_id, (row.lock, task_id))
-    # What is typed in full is no beginning.
+    # A full name may begin another one, and then means itself.
     return {start: found[start]} if start in found else found
 
 
@@ -237,7 +239,7 @@ def _key_of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
-    """The outcome of a break, for people; *app* is the value of `-A`."""
+    """The outcome of a break; *app* is the value of `-A`."""
     if not done:
         return "Nothing was done: what was to be broken is gone, or waits and is alive."
     if not done.holders:

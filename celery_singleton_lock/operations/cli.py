@@ -27,9 +27,9 @@ from celery_singleton_lock.operations.rows import (
     Row,
     call_of,
     call_text,
-    event_facts,
-    events_table,
+    event_cells,
     facts_and_rows,
+    matches,
     table,
     tasks_by_lock,
 )
@@ -37,6 +37,7 @@ from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
+wide_option = click.option("--wide", is_flag=True, help="Show whole names, ids and keys, on lines of any length.")
 seconds_option = partial(click.option, metavar="SECONDS", show_default=True)
 
 
@@ -52,18 +53,13 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except StoreError as error:
-            raise Away(as_set(ctx.obj.app, str(error))) from error
-        except ConfigurationError as error:
-            raise click.UsageError(as_set(ctx.obj.app, str(error))) from error
+        except (StoreError, ConfigurationError) as error:
+            kind = Away if isinstance(error, StoreError) else click.UsageError
+            raise kind(as_set(ctx.obj.app, str(error))) from error
 
 
 def app_of(obj: Any) -> Celery:
-    """The app of a command, with its tasks.
-
-    Raises:
-        click.UsageError: None was given.
-    """
+    """The app of a command, with its tasks. Without an app, a `click.UsageError`."""
     if click.get_current_context().find_root().params.get("app", "") is None:
         raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
@@ -72,7 +68,7 @@ def app_of(obj: Any) -> Celery:
 
 
 def locks_of(obj: Any) -> Locks:
-    """The locks of the app of a command; says so if only one process can see them."""
+    """The locks of the app of a command, with a warning if only one process can see them."""
     locks = Locks(app_of(obj))
     if locks.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
@@ -85,14 +81,14 @@ def locks_of(obj: Any) -> Locks:
 def singleton(ctx: click.Context, **_: Any) -> None:
     """Show the locks of singleton tasks, and free them.
 
-    Everything is read from the store of the locks, so no worker has to run. A lock whose
-    holder has died is free by itself within its ttl.
+    Everything is read from the store of the locks, so no worker has to run. The lock of a
+    holder that has died is free within its ttl.
     """
 
 
 @singleton.command("list")
 @click.argument("pattern", required=False)
-@click.option("--wide", is_flag=True, help="Show whole names, task ids and keys, on lines of any length.")
+@wide_option
 @as_json
 @click.pass_obj
 def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
@@ -104,7 +100,7 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     surveys = list[LockState]()
     problem = None
     try:
-        # Those before an error are kept.
+        # `extend` keeps the locks that were found before an error.
         surveys.extend(locks.surveys(pattern))
     except StoreError as error:
         problem = error
@@ -112,8 +108,8 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     if is_json and (rows or problem is None):
         click.echo(json.dumps([row.as_json() for row in rows]))
     elif rows:
-        # In a pipe somebody looks for a name.
-        click.echo(table(rows, is_wide=wide or not sys.stdout.isatty()))
+        # The reader of a pipe, such as grep, needs whole names.
+        click.echo(table([row.cells for row in rows], is_wide=wide or not sys.stdout.isatty()))
     elif problem is None:
         click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
     if problem is not None:
@@ -172,13 +168,13 @@ def break_lock(
 ) -> None:
     """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
-    A holder that has died needs no break: its lock is free within its ttl. The
-    holder learns of it at its next renewal, ends as REVOKED, and then the lock is
-    free, so nothing overlaps. Waiters that are alive keep their turns.
+    The holder hears of the break at its next renewal and ends as REVOKED. Then the
+    lock is free, so nothing overlaps. Waiters that are alive keep their turns. A
+    holder that has died needs no break: its lock is free within its ttl.
 
-    WHAT is a lock, named as `show` takes it; or a task id, and then this call alone.
-    After a purge, --marks 'shop.*' drops the queued and next marks of many locks, and
-    never one that is held.
+    WHAT is a lock, named as for `show`; or a task id, which means this call alone.
+    After a purge, --marks 'shop.*' drops the queued and next marks of many locks,
+    except those that somebody holds.
     """
     locks = locks_of(obj)
     if marks is not None and not (what or args or kwargs or holder or force or wait is not None):
@@ -206,7 +202,7 @@ def break_lock(
 
 @singleton.command("history")
 @click.argument("pattern", required=False)
-@click.option("--wide", is_flag=True, help="Show whole names and task ids, on lines of any length.")
+@wide_option
 @as_json
 @click.pass_obj
 def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
@@ -218,18 +214,18 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
     locks = locks_of(obj)
-    events = locks.history(pattern)
+    kept = locks.history()
+    events = [event for event in kept if matches(event["key"], pattern)]
     if is_json:
         click.echo(json.dumps(events))
     elif events:
-        click.echo(events_table(events, is_wide=wide or not sys.stdout.isatty()))
+        click.echo(table(list(map(event_cells, events)), is_wide=wide or not sys.stdout.isatty()))
     if not events:
-        is_about_one = pattern is not None and locks.store.history
-        click.echo(f"Nothing about {pattern!r}." if is_about_one else locks.no_events, err=True)
-    # Otherwise an event that was forgotten looks like one that has never happened.
-    kept = locks.history()
+        has_pattern = pattern is not None and locks.store.history
+        click.echo(f"Nothing about {pattern!r}." if has_pattern else locks.no_events, err=True)
+    # Without this line, a forgotten event looks like one that has never happened.
     if kept and len(kept) == locks.store.history:
-        since = event_facts(kept[-1])["when"]
+        since = event_cells(kept[-1])["when"]
         click.echo(f"Events before {since} are forgotten: singleton_lock_history keeps {len(kept)}.", err=True)
 
 
@@ -268,7 +264,7 @@ def web(obj: Any, bind: str) -> None:
     worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
     is set.
     """
-    # Each command of celery, also a worker, imports this file, and needs no web server.
+    # The other commands work without the extra [web].
     from celery_singleton_lock.web import application  # noqa: PLC0415
 
     host = port = None
@@ -347,7 +343,7 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
     notice = text("Marks to be dropped")
     code = int(not marks)
     if marks and dry_run and not is_json:
-        click.echo(table(locks.rows(row.lock for row in marks), is_wide=True))
+        click.echo(table([row.cells for row in locks.rows(row.lock for row in marks)], is_wide=True))
     if marks and not dry_run:
         if not yes:
             click.echo(notice, err=True)
@@ -380,7 +376,7 @@ def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container, for example, the user may have no name.
+        # A user of a container may have no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 

@@ -1,4 +1,4 @@
-"""The checks of a deployment: the store and its servers, settings, tasks, workers and holders. They change nothing."""
+"""The checks of a deployment: its store and servers, settings, tasks, workers and holders. They change nothing."""
 
 import sys
 from collections import Counter, defaultdict
@@ -54,14 +54,13 @@ _ELSEWHERE = (
     "renewed by a worker that has not answered. That worker is busy, cut off from the broker, or of another deployment "
     "with the same singleton_lock_prefix and store"
 )
-_IF_RENEWED = {_IDLE: _OF_ANOTHER, _SILENT: _ELSEWHERE}
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# The first renewal comes after a third of the ttl.
+# Age and rest of a lease, in ttls. Without a renewal they make one; the first one adds a third, and this is the middle.
 _RENEWED = 7 / 6
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each; what could not be checked for the same reason has one line."""
+    """A line for each finding; checks with the same detail share a line."""
     lines = dict[tuple[bool | None, str], list[str]]()
     for each in findings:
         lines.setdefault((each["ok"], each["detail"]), []).append(each["name"])
@@ -87,43 +86,47 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
         if locks.is_of_one_process:
             return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout), False
         try:
-            found = _about_answers(locks, timeout)
+            round_trip, ahead = locks.inventory.latency(timeout)
         except StoreError as error:
             return _examine(app, None, {"store": (False, str(error))}, timeout), True
-        return _examine(app, locks, found, timeout), False
+        slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
+        found: dict[str, Found] = {
+            "store": (True, f"{locks.store.address} answers in {round_trip * 1000:.2f} ms{slow}")
+        }
+        return _examine(app, locks, found, timeout, ahead), False
 
 
-def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float) -> list[dict[str, Any]]:
-    """All findings, beside those that were made; without locks, if the store cannot be used."""
+def _examine(
+    app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float, ahead: float = 0.0
+) -> list[dict[str, Any]]:
+    """All findings, with those that were *found*; without locks, because the store cannot be used."""
     surveys = list[LockState]()
     if locks:
         found |= _about_use(locks, timeout)
         try:
-            # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
+            # Before the workers are asked, so that a run that holds a lock here is active there, or has ended.
             surveys += locks.surveys()
         except StoreError as error:
             found["holders"] = None, str(error)
     workers, silence = ask_workers(app, timeout)
-    if locks and "holders" not in found:
-        found["holders"] = _about_holders(locks, surveys, workers)
-    if locks:
-        found["clock"] = _with_workers(found["clock"], workers)
-    faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
-    well = f"{len(lockable(app))} with a lock, and their options can work"
-    found["tasks"] = not faults, "; ".join(faults) or well
     rows = locks.rows(surveys) if locks else []
-    found["workers"] = about_workers(app, workers, silence, rows)
-    findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     advice = _advice(app, rows, workers)
     if locks:
+        found["clock"] = _about_clocks(ahead, workers)
+        if "holders" not in found:
+            found["holders"] = _about_holders(locks, surveys, workers)
         advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
+    faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
+    found["tasks"] = not faults, "; ".join(faults) or f"{len(lockable(app))} with a lock, and their options can work"
+    found["workers"] = about_workers(app, workers, silence, rows)
+    findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings]
 
 
 def _about_beats(locks: Locks) -> list[str]:
-    """Whether all beats of this library are dead, if there have been any."""
-    # What else keeps the answer back is told by the other checks.
+    """The advice to start a beat, if all beats of this library are dead."""
+    # The other checks tell the error.
     with suppress(ConfigurationError, StoreError):
         leads, last = last_leader_of(locks.app, locks.store)
         if last is not None and not leads:
@@ -137,8 +140,8 @@ def _about_beats(locks: Locks) -> list[str]:
 
 
 def _about_caches(locks: Locks, timeout: float) -> list[str]:
-    """The caches of Django in the database of the locks, as far as their servers can be asked."""
-    # Not an import: a project with Django has it, and has set it up.
+    """The caches of Django in the database of the locks, if their servers can be asked."""
+    # A project with Django has imported it already, and set it up.
     django = getattr(sys.modules.get("django.conf"), "settings", None)
     caches = django.CACHES if django is not None and django.configured else {}
     found = []
@@ -152,34 +155,20 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
     return [f"{_CACHES}: {a_few(found)}"] if found else []
 
 
-def _about_answers(locks: Locks, timeout: float) -> dict[str, Found]:
-    round_trip, ahead = locks.inventory.latency(timeout)
-    slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
-    clocks = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
-    if abs(ahead) > _CLOCKS_DIFFER_BY:
-        clocks = False, f"that of the store is {_difference(ahead)} this machine's: {_CLOCK_WRONG}"
-    return {"store": (True, f"{locks.store.address} answers in {round_trip * 1000:.2f} ms{slow}"), "clock": clocks}
-
-
-def _difference(ahead: float) -> str:
-    return f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'}"
-
-
-def _with_workers(found: Found, workers: Mapping[str, Worker]) -> Found:
-    """The finding about this machine's clock, and about those of the workers."""
-    aheads = {name: worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
+def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
+    """Whether the store's clock agrees with this machine's, of which it is *ahead*, and with each worker's."""
+    aheads = {"this machine's": ahead}
+    aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
-        f"that of the store is {_difference(ahead)} that of {name}: {_CLOCK_WRONG}"
-        for name, ahead in aheads.items()
+        f"that of the store is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {whose}: {_CLOCK_WRONG}"
+        for whose, ahead in aheads.items()
         if abs(ahead) > _CLOCKS_DIFFER_BY
     ]
-    if not wrong:
-        return found
-    return False, "; ".join([found[1], *wrong] if found[0] is False else wrong)
+    return not wrong, "; ".join(wrong) or f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
 
 
 def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
-    """Whether locks work in it, and what its servers say of themselves."""
+    """Whether locks work in the store, and what its servers report."""
     found = dict[str, Found]()
     try:
         try_store(locks.app, timeout)
@@ -194,11 +183,11 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
         return found | dict.fromkeys(_OF_SERVERS, (None, str(error)))
 
 
-# Its servers, by their own reports.
+# The reports of its servers.
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """What is found of all servers; of several that differ, it names those with a fault."""
+    """One finding about all servers. If they differ, it names those with a fault, or else each of them."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -260,18 +249,15 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
-    """Those that are alive, as far as the workers that have answered can tell; nothing is freed."""
+    """Which holders are alive, by the workers that have answered. Nothing is freed."""
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
-        # Those that have ended meanwhile were alive.
+        # A holder that is gone by now was alive.
         for survey in locks.surveys_of([survey.key for survey in before]):
             for holder in survey.holders:
                 if holder.token in asked_about:
-                    state = _state_of(holder, workers)
-                    if _is_renewed(holder, survey):
-                        state = _IF_RENEWED.get(state, state)
-                    found[state].append(_UNTIL.format(holder))
+                    found[_state_of(holder, survey, workers)].append(_UNTIL.format(holder))
     except StoreError as error:
         return None, str(error)
     parts = [f"{len(found[state])} {state}" for state in (_ALIVE, _NO_TASK) if state in found]
@@ -281,19 +267,17 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
     return False if _OF_ANOTHER in found else is_well, "; ".join(parts) or "nobody holds a lock"
 
 
-def _state_of(holder: Holder, workers: Mapping[str, Worker]) -> str:
+def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) -> str:
     if holder.task_id is None:
         return _NO_TASK
     worker = workers.get(holder.hostname or "")
-    if worker is None or worker.active is None:
-        return _SILENT
-    return _ALIVE if holder.task_id in worker.active else _IDLE
-
-
-def _is_renewed(holder: Holder, survey: LockState) -> bool:
-    """Somebody has renewed the lease of this holder, and not long ago."""
     age = survey.at / 1_000_000 - holder.acquired_at.timestamp()
-    return age + holder.expires_in > _RENEWED * holder.ttl > 0 and not holder.is_unrenewed
+    is_renewed = age + holder.expires_in > _RENEWED * holder.ttl > 0 and not holder.is_unrenewed
+    if worker is None or worker.active is None:
+        return _ELSEWHERE if is_renewed else _SILENT
+    if holder.task_id in worker.active:
+        return _ALIVE
+    return _OF_ANOTHER if is_renewed else _IDLE
 
 
 # Advice.
@@ -305,13 +289,13 @@ _OF_OTHERS = (
     "singleton_lock_prefix"
 )
 _QUEUED = (
-    f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Either no worker takes "
-    "their queue, or a worker that had received them was killed; then the broker delivers them again, after its "
+    f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Perhaps no worker takes "
+    "their queue. Or a worker that had received them was killed, and the broker delivers them again, after its "
     "visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
 _RESERVED = (
-    "calls are queued because a busy worker has reserved them, and begins them after what it runs now; with "
-    "worker_prefetch_multiplier=1, and acks_late, it leaves more of them to others"
+    "calls are queued because a busy worker has reserved them, and begins them after what it runs now. With "
+    "worker_prefetch_multiplier=1 and acks_late it leaves more of them to others"
 )
 _LONG = (
     "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long one only lengthens "
@@ -339,17 +323,20 @@ _PASSWORD = (
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
     others = {row.name for row in rows if not (row.name in known or row.name.startswith("celery.beat."))}
-    # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
+    # If a worker is idle, a call that is due for long may have been received by one that was killed.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     taken = queues_of(workers)
-    not_taken = set() if taken is None else {row.queue for row in rows if row.queue} - taken
+    not_taken = set() if taken is None else {row.about.queue for row in rows if row.about.queue} - taken
     takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
     reserved = Counter[str]()
     late = Counter[str]()
     for row in rows:
-        if row.state == "queued" and row.about.task_id in takers:
-            reserved[takers[row.about.task_id]] += 1
-        elif is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and row.queue not in not_taken:
+        call = row.about
+        if row.state == "queued" and call.task_id in takers:
+            reserved[takers[call.task_id]] += 1
+        elif (
+            is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and call.queue not in not_taken
+        ):
             late[row.name] += 1
     pieces = {
         **_about_tasks(app, sum(worker.slots for worker in workers.values())),
@@ -367,14 +354,14 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
-    """The names of tasks by what may surprise."""
+    """The names of tasks, by the advice about them."""
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
-        # Another check names those whose options cannot work.
+        # Another check tells the options that cannot work.
         with suppress(ConfigurationError):
             options = task.lock_options
             if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:

@@ -1,6 +1,6 @@
 """The locks of an app in rows, one for each holder and each mark; and what happened to a call.
 
-Whatever looks at the store raises `StoreError` if there is no answer in time.
+A look at the store raises `StoreError` if there is no answer in time.
 """
 
 import json
@@ -30,10 +30,10 @@ from celery_singleton_lock.stores.redis.store import Store
 OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this command sees only its own."
 _NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
 _COLUMNS = 100
-_CUT = {"LOCK", "LABEL", "WORKER", "QUEUE"}
+_CUT = {"lock", "label", "worker", "queue"}
 # Columns that are left out if no row has a value in them.
-_RARE = {"LABEL", "QUEUE"}
-_SHORTENED = {"TASK ID", "HOLDER", "KEY"}
+_RARE = {"label", "queue"}
+_SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
 # Seconds by which the times of a mark may differ, because they were rounded.
 _DUE_NOW = 0.1
@@ -50,12 +50,9 @@ class Row:
 
     lock: LockState
     about: Holder
-    has_place: bool = False
-    """The row is of a holder, or of the cool-down that a run has left. A mark and a turn have no place."""
-    queued_for: float | None = None
-    """Seconds for which a queued call is due, if this app knows its task."""
-    due_in: float | None = None
-    """Seconds until a queued call is due, if it has a countdown."""
+    has_place: bool = False  # of a holder, or of the cool-down that a run has left; a mark and a turn have none
+    queued_for: float | None = None  # seconds for which a queued call is due, if this app knows its task
+    due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
     @property
     def state(self) -> str:
@@ -72,11 +69,11 @@ class Row:
 
     @property
     def worker(self) -> str:
-        return worker_of(self.about)
+        return worker_of(self.about.hostname, self.about.pid)
 
     @property
     def age(self) -> float | None:
-        """Seconds since it is held, or, of a queued call, since it is due."""
+        """Seconds since the place was taken, or since the queued call was due."""
         if self.has_place:
             return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
         return self.queued_for
@@ -90,48 +87,55 @@ class Row:
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
-    def queue(self) -> str | None:
-        """The queue in which a queued call is, if its publisher knew that."""
-        return self.about.queue
-
-    @property
     def note(self) -> str | None:
-        """Its label; or why it cannot be read."""
+        """Its label, or why its lock cannot be read."""
         return self.lock.problem or self.about.label
 
     @property
     def place(self) -> int | None:
-        """In the line of those that wait, from 1."""
+        """The place of its turn in the line, from 1."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
     @property
     def asked_by(self) -> str | None:
-        """Who has asked the holder to stop."""
+        """The person who has asked the holder to stop."""
         return self.lock.asked_by.get(self.about.token)
+
+    @property
+    def cells(self) -> dict[str, str | None]:
+        """The facts that people read, by the head of their column."""
+        return {
+            "lock": self.name,
+            "label": self.note,
+            "state": "not renewed" if self.about.is_unrenewed else self.state,
+            "queue": self.about.queue,
+            "task id": self.about.task_id,
+            "worker": self.worker,
+            "held": duration(self.age) if self.due_in is None else f"in {duration(self.due_in)}",
+            "left": duration(self.left),
+            "waiting": str(self.lock.waiters),
+            "key": self.lock.key,
+        }
 
     @property
     def facts(self) -> dict[str, Any]:
         """The facts that JSON has, in the words of the docs; most are known of a place only."""
         known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         at = self.about.acquired_at.isoformat() if self.has_place else None
-        return {**known, "acquired_at": at, "expires_in": None if self.left is None else round(self.left, 3)}
+        return {**known, "acquired_at": at, "expires_in": _rounded(self.left)}
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
-        known = {
-            "key": self.lock.key,
-            "state": in_json(self.state),
-            **self.facts,
-            "waiters": self.lock.waiters,
-        }
-        queued_for = None if self.queued_for is None else round(self.queued_for, 3)
-        due_in = None if self.due_in is None else round(self.due_in, 3)
-        rare = {"queue": self.queue, "queued_for": queued_for, "due_in": due_in, "place": self.place}
-        rare |= {
+        rare = {
+            "queue": self.about.queue,
+            "queued_for": _rounded(self.queued_for),
+            "due_in": _rounded(self.due_in),
+            "place": self.place,
             "asked_by": self.asked_by,
             "not_renewed": self.about.is_unrenewed or None,
             "problem": self.lock.problem,
         }
+        known = {"key": self.lock.key, "state": in_json(self.state), **self.facts, "waiters": self.lock.waiters}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -146,7 +150,7 @@ class Locks:
 
     @property
     def is_of_one_process(self) -> bool:
-        """They are in memory, so no other process can see them."""
+        """The locks are in memory, so no other process can see them."""
         return self.store.address.startswith("memory:")
 
     def is_key(self, text: str) -> bool:
@@ -157,7 +161,7 @@ class Locks:
         if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
-                f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints that of a call"
+                f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints the key of a call"
             )
         return text
 
@@ -171,11 +175,11 @@ class Locks:
     def counted(self) -> dict[str, int]:
         return self.inventory.counted(hash_of(self._start))
 
-    def history(self, pattern: str | None = None) -> list[dict[str, Any]]:
+    def history(self) -> list[dict[str, Any]]:
         """The last events that were neither a grant nor a release, in the words of the docs; the newest first."""
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = sorted(filter(None, map(_event_in, texts)), key=lambda event: event["at"], reverse=True)
-        return [each for each in events[: self.store.history] if fnmatchcase(lock_name_of(each["key"]), pattern or "*")]
+        return events[: self.store.history]
 
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
@@ -187,8 +191,7 @@ class Locks:
         """
         keys = list[str]()
         try:
-            found = self.inventory.keys(self._start)
-            keys.extend(key for key in found if pattern is None or fnmatchcase(lock_name_of(key), pattern))
+            keys.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
         except StoreError:
             yield from self.surveys_of(keys)
             raise
@@ -199,19 +202,21 @@ class Locks:
             yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all: the holders, and then the others, each time the oldest one first.
-
-        A queued call has its task, and the time for which it is due.
-        """
+        """The rows of these locks, or of all: first the holders, then the others, of each the oldest first."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
         return sorted(rows, key=lambda row: (not row.about.has_lease, -(row.age or 0.0), row.lock.key))
 
 
+def matches(key: str, pattern: str | None) -> bool:
+    """The lock name in *key* matches the glob, if there is one."""
+    return pattern is None or fnmatchcase(lock_name_of(key), pattern)
+
+
 def _event_in(text: str) -> dict[str, Any] | None:
-    """An event of the history; None if the text is something else, such as the number of the last event."""
-    # Another program may have written others, and a later version more.
+    """An event of the history; None for other texts, such as the number of the last event."""
+    # Another program may have written this text, or a later version with more in it.
     with suppress(ValueError, TypeError, KeyError, OverflowError):
         entry = json.loads(text)
         at = datetime.fromtimestamp(entry["at"] / 1_000_000, UTC).isoformat(timespec="milliseconds")
@@ -221,19 +226,18 @@ def _event_in(text: str) -> dict[str, Any] | None:
 
 
 def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
-    """The same; of a queued call, with its task, and with the time for which it is due."""
+    """The row; of a queued call with its task, and with the seconds since or until it is due."""
     mark = row.about
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
     task, *others = tasks[row.name]
-    # Of several tasks with one lock name, the mark does not say which it is.
+    # A mark names no task, so several tasks with this lock name leave it unknown.
     if not others:
         row = replace(row, about=replace(mark, task_name=task.name))
-    # The other locks of an app whose task cannot work are listed all the same.
+    # A task whose options cannot work must not hide the other locks of the app.
     with suppress(ConfigurationError):
         # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
-        due_for = mark.due_for or task.lock_options.queue_ttl
-        due_in = mark.expires_in - due_for
+        due_in = mark.expires_in - (mark.due_for or task.lock_options.queue_ttl)
         row = replace(row, queued_for=max(0.0, -due_in), due_in=due_in if due_in > _DUE_NOW else None)
     return row
 
@@ -242,7 +246,7 @@ def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     """The tasks of an app by the name of their lock, which several may share."""
     found = defaultdict[str, list[Any]](list)
     for task in lockable(app):
-        # The checks of tasks know of a name that is no text.
+        # A name that is no text is a fault, which the checks of the task tell.
         found[str(lock_name_of_task(task))].append(task)
     return found
 
@@ -252,13 +256,17 @@ def in_json(state: str) -> str:
     return "quiet" if state == "cooldown" else state
 
 
-def worker_of(about: Holder) -> str:
+def worker_of(hostname: str | None, pid: int | None) -> str:
     """Hostname and process, as far as they are known."""
-    return ":".join(str(part) for part in (about.hostname, about.pid) if part is not None)
+    return ":".join(str(part) for part in (hostname, pid) if part is not None)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
-    """Its holders and marks; and those that wait, or only the first of them where they are all that there is."""
+    """The holders, marks and turns of a lock; without turns, the first turn alone if there is nothing else."""
     if survey.problem is not None:
         return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
     found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
@@ -267,7 +275,7 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
+    """A call with its result, in the words of the docs; its rows; and why its result cannot be read, if so."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = dict.fromkeys(_OF_CALL)
     call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
@@ -277,12 +285,12 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]
     result = kept.get("result")
-    # A body may return an exception, which is a result as any other.
+    # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
-        # An error of others may have attributes of the same names.
+        # Another error may have attributes with these names.
         if isinstance(result, CallRevoked | LockHeld | LockLost):
-            # A requeued call may still be done.
+            # A requeued call may still run, so the reason is not final.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
             call["key"] = result.key
             call["holder_task_id"] = getattr(result, "holder_task_id", None)
@@ -290,8 +298,9 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
 
 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """The same for people, with what it does if it has not ended."""
-    now = next((_now(row) for row in rows if row.state in _NOW), None)
+    """A call for people, with what it does now if it has not ended."""
+    found = next((row for row in rows if row.state in _NOW), None)
+    now = found and _NOW[found.state] + (f", in place {found.place}" if found.place else "")
     is_requeued = call["state"] == states.RETRY
     if is_requeued and now is None:
         now = f"is requeued, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "is requeued"
@@ -307,39 +316,15 @@ def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return facts_and_rows(facts, rows)
 
 
-def _now(row: Row) -> str:
-    return _NOW[row.state] if row.place is None else f"{_NOW[row.state]}, in place {row.place}"
-
-
 # For people: only the printable characters of keys and names reach a terminal.
 
 
 def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
     lines = aligned([(name, shown(str(value))) for name, value in facts.items() if value is not None])
-    return f"{lines}\n\n{table(rows, is_wide=True)}" if rows else lines
+    return f"{lines}\n\n{table([row.cells for row in rows], is_wide=True)}" if rows else lines
 
 
-def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
-    """One line for each row, below a head; with columns of labels and queues, if there are some.
-
-    It fits 100 columns unless it is wide: of a task id and a digest it shows the beginning, and it cuts long names.
-    """
-    columns: dict[str, list[str | None]] = {
-        "LOCK": [row.name for row in rows],
-        "LABEL": [row.note for row in rows],
-        "STATE": ["not renewed" if row.about.is_unrenewed else row.state for row in rows],
-        "QUEUE": [row.queue for row in rows],
-        "TASK ID": [row.about.task_id for row in rows],
-        "WORKER": [row.worker for row in rows],
-        "HELD": [duration(row.age) if row.due_in is None else f"in {duration(row.due_in)}" for row in rows],
-        "LEFT": [duration(row.left) for row in rows],
-        "WAITING": [str(row.lock.waiters) for row in rows],
-        "KEY": [row.lock.key if is_wide else row.lock.key.rpartition(":")[2].removesuffix("}") for row in rows],
-    }
-    return _fitted(columns, is_wide=is_wide)
-
-
-def event_facts(event: Mapping[str, Any]) -> dict[str, str | None]:
+def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
     """The facts of an event that people read, by the head of their column."""
     return {
         "when": event["at"][:19].replace("T", " "),
@@ -348,22 +333,21 @@ def event_facts(event: Mapping[str, Any]) -> dict[str, str | None]:
         "label": event["label"],
         "task id": event["task_id"],
         "holder": event["holder_task_id"],
-        "worker": ":".join(str(event[name]) for name in ("hostname", "pid") if event[name]),
+        "worker": worker_of(event["hostname"], event["pid"]),
     }
 
 
-def events_table(events: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> str:
-    """One line for each event of the history, below a head."""
-    facts = [event_facts(each) for each in events]
-    return _fitted({name.upper(): [each[name] for each in facts] for name in facts[0]}, is_wide=is_wide)
+def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) -> str:
+    """A head, and a line for each row.
 
-
-def _fitted(columns: dict[str, list[str | None]], *, is_wide: bool) -> str:
-    for head in _RARE & columns.keys():
-        if not any(columns[head]):
-            del columns[head]
-    cells = {head: [head, *(shown(text or "-") for text in texts)] for head, texts in columns.items()}
+    Unless it is wide, it fits 100 columns: it shows the beginnings of task ids and digests, and cuts long names.
+    """
+    columns = {head: [row[head] for row in rows] for head in rows[0]}
+    kept = {head: texts for head, texts in columns.items() if head not in _RARE or any(texts)}
+    cells = {head: [head.upper(), *(shown(text or "-") for text in texts)] for head, texts in kept.items()}
     if not is_wide:
+        # Of a key, the digest is enough.
+        cells |= {head: [text.rpartition(":")[2] for text in cells[head]] for head in {"key"} & cells.keys()}
         for head in _SHORTENED & cells.keys():
             cells[head] = [text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…" for text in cells[head]]
         widths = {head: max(map(len, texts)) for head, texts in cells.items()}
@@ -374,7 +358,7 @@ def _fitted(columns: dict[str, list[str | None]], *, is_wide: bool) -> str:
 
 
 def _cut(text: str, width: int) -> str:
-    """At most *width* characters of it, of both ends."""
+    """Both ends of *text*, at most *width* characters in all."""
     end = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
 
@@ -386,7 +370,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few, and the number of the others, if there are *of* in all."""
+    """The first few names, and the number of the rest; *of* is the number of all, if not all are given."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -14,16 +14,16 @@ from celery_singleton_lock.operations.rows import Row, a_few
 from celery_singleton_lock.stores.clock import clock
 
 Found = tuple[bool | None, str]
-"""Whether it is well, and what was found. It is None if it could not be looked at, which is no fault."""
+"""Whether all is well, and the details. None if that could not be checked, which is no fault."""
 
 _OURS = "singleton_store"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
-# To connect to the broker.
+# Seconds to connect to the broker.
 _TO_CONNECT = 5.0
 
 
 class Worker(NamedTuple):
-    """The answers of one worker; a None is not known."""
+    """The answers of one worker; None for what it has not told."""
 
     pool: type | None
     slots: int
@@ -41,16 +41,16 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
 
     def ask(question: str) -> None:
         try:
-            # Not by its public methods, because ours has none.
+            # The public methods are of Celery's own questions.
             answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    # A silent broker must not delay the end of the process.
+    # Daemons, so that a silent broker does not keep this process from ending.
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
-    # One question after the other, because the app may allow one connection only.
+    # If the app allows one connection only, each question waits for the one before.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
     for thread in asking:
         thread.join(max(0.0, give_up_at - clock()))
@@ -59,7 +59,7 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
 
     def told(question: str, name: str, field: str) -> set[str] | None:
         said = answers[question].get(name)
-        # One with an error answers with its text.
+        # A worker whose answer has failed sends the text of its error.
         return {each[field] for each in said} if isinstance(said, list) else None
 
     workers = {}
@@ -78,7 +78,7 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
 
 
 def _queues_in(said: Any) -> set[str] | None:
-    """The queues that a worker takes, by each name that a route may have for one; None if it has not told."""
+    """The names by which a route may mean a queue of the worker; None if it has not told them."""
     if not isinstance(said, list):
         return None
     names = {each.get(word) for each in said for word in ("name", "alias")}
@@ -97,36 +97,31 @@ def _pool_named(name: str) -> type | None:
 
 
 def about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None, rows: Iterable[Row]) -> Found:
-    """Whether they can run the tasks of *app*, and take the queues of those tasks and of the calls in *rows*."""
+    """Whether the workers can run the tasks of *app*, and take the queues of these tasks and of the calls in *rows*."""
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
         is_well = None if app.conf.task_always_eager or not lockable(app) else False
         return is_well, "no worker has answered: start one; one with the solo pool cannot answer while it runs a task"
-    faults = [
-        f"{name}: {fault}"
-        for name, worker in sorted(workers.items())
-        if worker.pool is not None
-        for fault in faults_with(app, worker.pool, worker.queues or set())
-    ]
-    faults += [
-        f"{name} cannot use the store: {worker.store['problem']}"
-        for name, worker in sorted(workers.items())
-        if "problem" in worker.store
-    ]
+    faults = []
+    for name, worker in sorted(workers.items()):
+        if worker.pool is not None:
+            faults += [f"{name}: {fault}" for fault in faults_with(app, worker.pool, worker.queues or set())]
+        if "problem" in worker.store:
+            faults.append(f"{name} cannot use the store: {worker.store['problem']}")
     faults += _not_taken(app, rows, queues_of(workers))
     parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
     return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
 
 
 def queues_of(workers: Mapping[str, Worker]) -> set[str] | None:
-    """All queues that the workers take; None if one of them has not told."""
+    """All queues that the workers take; None if one of them has not told its own."""
     queues = [worker.queues for worker in workers.values()]
     return None if None in queues else set[str]().union(*filter(None, queues))
 
 
 def _not_taken(app: Celery, rows: Iterable[Row], taken: set[str] | None) -> list[str]:
-    """The queues that no worker takes, by the routes of the tasks, and by the marks of queued calls."""
+    """The queues that no worker takes, of those to which tasks are routed or calls were published."""
     if taken is None:
         return []
     found = defaultdict[str, set[str]](set)
@@ -134,8 +129,8 @@ def _not_taken(app: Celery, rows: Iterable[Row], taken: set[str] | None) -> list
         if (queue := queue_of(app, task)) is not None:
             found[queue].add(task.name)
     for row in rows:
-        if row.queue is not None:
-            found[row.queue].add(row.name)
+        if row.about.queue is not None:
+            found[row.about.queue].add(row.name)
     return [
         f"no worker that has answered takes the queue {queue!r}, to which calls of {', '.join(sorted(names))} go: "
         f"start one with -Q {queue}, or correct the route"

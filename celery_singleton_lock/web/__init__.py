@@ -13,22 +13,22 @@ __all__ = ["application"]
 
 
 def application(app: Celery, **options: Any) -> "Site":
-    """A WSGI application with the locks of *app*, to be mounted where you like, or to be served by itself.
+    """A WSGI application with the locks of *app*, to mount in another one, or to serve alone.
 
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
     `/healthz` says whether the store answers. It asks the store, and no worker; it frees no lock, and shows no
-    arguments and no tokens. It has no access control of its own, so mount it behind one that keeps strangers out;
-    `celery -A proj singleton web` does that by itself. It needs the extra `[web]`.
+    arguments and no tokens. Everybody who reaches it may read it, so mount it behind an access control, as
+    `celery -A proj singleton web` does. The extra `[web]` is needed.
 
     Arguments:
         app: The app.
-        options: Those of `Site`, for the command.
+        options: The options of `Site`, for the command.
 
     Raises:
         ConfigurationError: The extra is not installed.
     """
     try:
-        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (only who shows the page needs Flask)
+        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (only the page needs Flask)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"

@@ -1,7 +1,7 @@
 """The counters, and the present numbers of locks, for Prometheus.
 
-Labels are names of tasks and words from fixed lists. A key, a task id or a worker is never a label, because there is
-no end of them.
+Labels are names of tasks and words from fixed lists. Keys, task ids and workers are no labels, because each new one
+would be a series of its own in Prometheus.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ _COUNTERS = {
     "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
 }
-# The label beside the task, and its values, of those that have one.
+# The second label, beside the task, and its values.
 _LABELS = {
     "conflicts": ("outcome", get_args(ConflictOutcome)),
     "lost": ("reason", get_args(LostReason)),
@@ -53,7 +53,7 @@ _Numbers = Mapping[tuple[str, ...], int]
 
 
 class Metrics(Collector):
-    """All metrics of an app; if its locks cannot be looked up, only the counters."""
+    """All metrics of an app; only the counters, if its locks cannot be listed."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -64,7 +64,7 @@ class Metrics(Collector):
             look.begin()
         meaning = "Whether runs can lock: the store answers, and does what a run asks for."
         yield GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
-        # Counters that stay while the store is away: of a series that was missing, nobody sees the rise afterwards.
+        # Keep the counters while the store is away: Prometheus sees no rise in a series that was missing before.
         counts = observer.counts.last
         with suppress(StoreError, ConfigurationError):
             counts = observer.counts.result()
@@ -73,26 +73,26 @@ class Metrics(Collector):
                 yield GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
         if counts is None:
             return
-        # By what is counted, label and task; a task's name may have colons. A later version may count other things.
+        # Only the task, the last part of the name, may have colons. A later version may have other names.
         named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
         numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
-        # Each task has its counters from the start, so that a first event is a rise.
+        # Begin each counter of each task at 0, so that the first event is a rise.
         names = sorted({*(task.name for task in lockable(observer.app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)
         yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
-        # The store's user may have no right to walk the keys.
+        # The store's user may have no right to list the keys.
         with suppress(StoreError, ConfigurationError):
             yield from _present(observer, names)
 
 
 def _present(observer: Observer, names: Sequence[str]) -> Iterator[Metric]:
-    """The present numbers, of these tasks and of all others that have some."""
+    """The present numbers of the tasks with these names, and of other tasks with locks."""
     rows, _, seconds = observer.locks.result()
-    # Of several tasks with one lock name, the first.
+    # If tasks share a lock name, its marks count for the first task.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
-        # A mark does not have its task, and a `Lock` has none.
+        # A mark names no task, and a `Lock` has none.
         return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
 
     totals = totals_of(rows, owner)
@@ -110,7 +110,7 @@ def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
     label, values = _LABELS.get(what, ("", ("",)))
     labels = ["task", label] if label else ["task"]
     family = CounterMetricFamily(f"singleton_lock_{what}", _COUNTERS[what], labels=labels)
-    # Those of a newer version as well.
+    # A newer version may have counted other values.
     values = tuple(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
     for task in tasks:
         for value in values:

@@ -18,7 +18,7 @@ from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_facts
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_cells
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import lock_name_of
 from celery_singleton_lock.stores.redis.answers import in_short
@@ -27,15 +27,14 @@ T = TypeVar("T")
 
 # Seconds for which a request waits, whatever the store does.
 _PATIENCE = 1.75
-# The part of that time from which a look is known to take long, because there are so many locks.
+# The part of that time after which a look counts as slow.
 _LONG = 0.25
-# Seconds for a trial; fewer, so that a request learns its own error.
+# Seconds for a trial. Within the patience, so that a request learns the error of the trial.
 _TRIAL = 1.25
 _TRIED_EVERY = 3.0
 # Seconds until the next look after one that has failed.
 _AGAIN = 1.0
-# After a look nobody looks again for so many times its duration, so that requests cost the store at most a twentieth of
-# its time.
+# An answer serves for so many times the duration of its look, so requests take at most a twentieth of the store's time.
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
@@ -46,15 +45,14 @@ _LONG_WAIT = 900.0
 
 
 class Look(Generic[T]):
-    """Something that is seen in the store. One thread at a time looks at it, and requests wait a little for it.
+    """A question to the store: one thread at a time looks for the answer, and each request waits a little for it.
 
     Arguments:
-        see: Looks at it; it raises an error of this library if that cannot be done.
+        see: Looks, and raises an error of this library if there is no answer.
         rest: Seconds for which an answer serves at least.
     """
 
-    last: T | None = None
-    """What was seen last, however long ago."""
+    last: T | None = None  # the last answer, however old
 
     def __init__(self, see: Callable[[], T], rest: float = 0.0) -> None:
         self._see = see
@@ -63,13 +61,13 @@ class Look(Generic[T]):
         self.forget()
 
     def forget(self) -> None:
-        """Look again at the next request."""
+        """Let the next request look again."""
         self._answer: Future[T] | None = None
         self._before: T | None = None
         self._began_at = self._serves_until = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now, or that a thread is about to find."""
+        """The answer that serves now, or the one that a thread begins to look for."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
@@ -80,7 +78,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer, or its error. While a look takes its time, as the one before did, the answer before serves.
+        """The answer. During a slow look after a slow one, the former answer serves.
 
         Raises:
             StoreError: There is no answer in the time that a request may wait.
@@ -97,7 +95,7 @@ class Look(Generic[T]):
         began_at = clock()
         try:
             found = self._see()
-        except Exception as error:  # noqa: BLE001 (every request that waits gets it)
+        except Exception as error:  # noqa: BLE001 (for each request that waits)
             self._before = None
             self._serves_until = clock() + _AGAIN
             answer.set_exception(error)
@@ -110,25 +108,24 @@ class Look(Generic[T]):
 
 
 class Snapshot(NamedTuple):
-    """All locks as they were at one moment."""
+    """All locks at one moment."""
 
     rows: list[Row]
     at: datetime
-    seconds: float  # that it took to look
+    seconds: float  # that the look took
 
 
 class Counts(NamedTuple):
-    """The counters, and whether a beat leads; None if there has never been one."""
+    """The counters, and whether a beat leads; None if there has never been a beat."""
 
     numbers: dict[str, int]
     beat_leads: bool | None
 
 
 class Observer:
-    """Sees the locks of an app, and whether its runs can lock now.
+    """The locks of an app, and whether its runs can lock now.
 
-    No request waits for longer than two seconds for what is seen here, and the store is asked no more often for many of
-    them than for one.
+    No request waits for an answer for more than two seconds, and many requests ask the store no more often than one.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -146,13 +143,8 @@ class Observer:
             return error
         return None
 
-    def matching(self, pattern: str) -> Snapshot:
-        """The locks whose name matches a glob, or contains a text that is no glob."""
-        seen = self.locks.result()
-        return seen._replace(rows=[row for row in seen.rows if _is_meant(row.name, pattern)])
-
     def told(self, error: StoreError | ConfigurationError) -> str:
-        """An error, for a page that names the store already."""
+        """The text of an error, for a page that names the store already."""
         text = str(error)
         if isinstance(error, StoreError):
             text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
@@ -171,12 +163,13 @@ class Observer:
         return Counts(numbers, leads if leads or last else None)
 
 
-def _is_meant(name: str, pattern: str) -> bool:
+def is_meant(name: str, pattern: str) -> bool:
+    """The glob matches the lock name, or the text is a part of it."""
     return fnmatchcase(name, pattern if set("*?[") & set(pattern) else f"*{pattern}*")
 
 
 def why(error: StoreError | ConfigurationError) -> str:
-    """Why runs cannot lock, for strangers: without an address."""
+    """Why runs cannot lock, without an address, because strangers may read it."""
     return in_short(error.problem) if isinstance(error, StoreError) else "the settings of the store cannot work"
 
 
@@ -195,7 +188,7 @@ class Total:
 
 
 def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, Total]:
-    """The totals, by name; the lease of a beat is that of no run."""
+    """The totals, by name, without the leases of beats."""
     totals = defaultdict[str, Total](Total)
     counted = set()
     for row in (row for row in rows if not row.is_beat):
@@ -207,14 +200,14 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
         if row.lock.key not in counted:
-            # Each row of a lock has the number of all its waiters.
+            # Each row of a lock has the number of all waiters of the lock.
             counted.add(row.lock.key)
             total.waiting += row.lock.waiters
     return totals
 
 
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
-    """All that a template of the page needs, to be escaped there; with a `problem` if no locks can be shown."""
+    """The facts for a template of the page, which has to escape them; with a `problem` if no locks can be shown."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _shown(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history, observer.counts):
@@ -228,7 +221,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         seen = observer.locks.result()
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
-    # Each is asked for once: a second answer may be another one, or an error.
+    # Ask for each answer once, because the next one may differ, or be an error.
     events, leads, no_events = None, None, locks.no_events
     with suppress(StoreError, ConfigurationError):
         leads = observer.counts.result().beat_leads
@@ -236,8 +229,8 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         events = observer.history.result() if locks.store.history else None
     except (StoreError, ConfigurationError):
         no_events = "What has happened cannot be read now."
-    rows = [row for row in seen.rows if _is_meant(row.name, pattern)]
-    recent = [event for event in events or () if _is_meant(lock_name_of(event["key"]), pattern)]
+    rows = [row for row in seen.rows if is_meant(row.name, pattern)]
+    recent = [event for event in events or () if is_meant(lock_name_of(event["key"]), pattern)]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(seen.at),
@@ -247,15 +240,15 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         | {"Longest held": duration(total.longest or None)},
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
-        "events": list(map(_event, recent[:_MOST_EVENTS])),
+        "events": [_escaped(event_cells(event)) for event in recent[:_MOST_EVENTS]],
         "no_events": no_events,
     }
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads: bool | None) -> dict[str, Any]:
-    """Whether the locks are well, by all of them, the events of the last hour, and whether a beat leads; and why not.
+    """Whether all locks, the events of the last hour, and the beat are well, and why not, without asking the workers.
 
-    The workers are not asked. Events and beat are None if they are not known.
+    The events, and whether a beat leads, are None if they are unknown.
     """
     rows = seen.rows
     last_hour = [event for event in events or () if event["at"] > (seen.at - _HOUR).isoformat()]
@@ -280,12 +273,8 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
     }
 
 
-def _event(event: Mapping[str, Any]) -> dict[str, str]:
-    return {name.replace(" ", "_"): shown(value or "-") for name, value in event_facts(event).items()}
-
-
 def _counted(events: Iterable[Mapping[str, Any]]) -> str:
-    counted = Counter(event_facts(event)["event"] for event in events)
+    counted = Counter(event_cells(event)["event"] for event in events)
     return shown(a_few([f"{number} {what}" for what, number in counted.most_common()], most=5))
 
 
@@ -296,26 +285,23 @@ def _shown(at: datetime) -> str:
 def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     named = set[str]()
     for row in rows[:_MOST_ROWS]:
-        # A lock may have several rows, and it is its first that names those who wait.
-        turns = () if row.lock.key in named else row.lock.turns
+        # The first row of a lock names the calls that wait.
+        turns = () if row.lock.key in named else row.lock.turns[:_MOST_WAITERS]
         named.add(row.lock.key)
-        waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns[:_MOST_WAITERS]]
-        since = duration(row.age) if row.has_place or row.age is None else f"due{_for(row.age)}"
+        waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns]
+        due = f"due{_for(row.age)}" if row.due_in is None else f"due in {duration(row.due_in)}"
         told = {
-            "name": row.name,
-            "note": row.note or "",
-            "key": row.lock.key,
-            "waiting": a_few(waiting, row.lock.waiters, most=_MOST_WAITERS) if turns else "",
             "state": "beat" if row.is_beat else row.state,
-            "queue": row.queue or "",
-            "asked_by": row.asked_by or "",
-            "task_id": row.about.task_id or "-",
-            "worker": row.worker or "-",
-            "since": since if row.due_in is None else f"due in {duration(row.due_in)}",
-            "left": duration(row.left),
+            "waiting": a_few(waiting, row.lock.waiters, most=_MOST_WAITERS) if waiting else "",
+            "asked_by": row.asked_by,
+            "since": duration(row.age) if row.has_place or row.age is None else due,
         }
-        # Escape control characters, and halves of a character, which cannot be sent to a browser.
-        yield {name: shown(text) for name, text in told.items()} | {"row": row, "bar": _bar_of(row)}
+        yield _escaped(row.cells | told) | {"row": row, "bar": _bar_of(row)}
+
+
+def _escaped(facts: Mapping[str, str | None]) -> dict[str, Any]:
+    """The facts for a template. Control characters are escaped, and halves of characters, which UTF-8 cannot have."""
+    return {name.replace(" ", "_"): shown(value or "") for name, value in facts.items()}
 
 
 def _for(seconds: float | None) -> str:
@@ -323,13 +309,9 @@ def _for(seconds: float | None) -> str:
 
 
 def _bar_of(row: Row) -> dict[str, str] | None:
-    """The bar of what is left of a lease, as texts: a template may write numbers as its reader's country does."""
+    """The rest of a lease as a bar. As texts, because a template may write numbers in the way of a country."""
     ttl = row.about.ttl
     if not (row.about.has_lease and ttl):
         return None
-    return {
-        "ttl": duration(ttl),
-        "max": f"{ttl:g}",
-        "low": f"{ttl / 2:g}",
-        "value": f"{max(0.0, row.about.expires_in):.1f}",
-    }
+    left = max(0.0, row.about.expires_in)
+    return {"ttl": duration(ttl), "max": f"{ttl:g}", "low": f"{ttl / 2:g}", "value": f"{left:.1f}"}

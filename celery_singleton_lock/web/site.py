@@ -12,7 +12,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, Metrics
-from celery_singleton_lock.web.page import Observer, page_context, why
+from celery_singleton_lock.web.page import Observer, is_meant, page_context, why
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -27,7 +27,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8
 
 
 class _Client(WSGIRequestHandler):
-    """One that is silent is not waited for, and no request is logged."""
+    """A handler of requests that does not log them, and drops a silent client."""
 
     timeout = 10
 
@@ -38,9 +38,8 @@ class Site(Flask):
     """The locks of an app, for a browser, a program, and a probe.
 
     Arguments:
-        app: The app.
-        password: It is asked for, with any user name.
-        hosts: The only names by which the page may be asked for, because a foreign page can let its own name lead here.
+        password: The password that visitors need, with any user name.
+        hosts: The only host names under which the page answers. A foreign page can give its own name our address.
     """
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
@@ -58,7 +57,7 @@ class Site(Flask):
     def _check_visitor(self) -> ResponseReturnValue | None:
         if self._hosts is not None and _name_in(request.environ.get("HTTP_HOST", "")) not in self._hosts:
             return "Ask for localhost, or set a password.\n", 421, _TEXT
-        # A probe has no password, and its answer is only a yes or a no.
+        # A probe has no password, and learns little more than a yes or a no.
         if self._password is not None and request.path != "/healthz":
             given = (request.authorization and request.authorization.password) or ""
             if not hmac.compare_digest(given.encode(), self._password.encode()):
@@ -74,7 +73,8 @@ class Site(Flask):
     def locks_json(self) -> ResponseReturnValue:
         """What `list --json` writes."""
         try:
-            return jsonify([row.as_json() for row in self._observer.matching(request.args.get("name", "")).rows])
+            name = request.args.get("name", "")
+            return jsonify([row.as_json() for row in self._observer.locks.result().rows if is_meant(row.name, name)])
         except (StoreError, ConfigurationError) as error:
             return jsonify(problem=self._observer.told(error)), 503
 
@@ -88,11 +88,8 @@ class Site(Flask):
         return "ok\n", _TEXT
 
     def server(self, host: str, port: int) -> BaseWSGIServer:
-        """A server of the page, which listens already.
-
-        Raises:
-            OSError: It cannot listen there. Werkzeug alone would print that, and end the process.
-        """
+        """A server of the page, which listens already, or an `OSError` if it cannot."""
+        # Werkzeug's own socket would print the error, and end the process.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family) as listener:
             return make_server(host, port, self, threaded=True, request_handler=_Client, fd=listener.fileno())

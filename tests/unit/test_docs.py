@@ -312,7 +312,7 @@ def test_every_check_is_told() -> None:
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     key = "singleton:v3:{a:00}"
     row = Row(LockState(key), Holder(key, "", HolderState.QUEUED, datetime.now(UTC), 1.0))
-    head: list[Any] = table([row]).splitlines()[0].split()
+    head: list[Any] = table([row.cells]).splitlines()[0].split()
     heads = [line.split() for line in COMMANDS.splitlines() if line.startswith("LOCK ")]
     (shown,) = re.findall(r"^\[.*\]$", COMMANDS, re.MULTILINE)[:1]
 
