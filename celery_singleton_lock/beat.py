@@ -102,7 +102,7 @@ class SingletonSchedulerMixin(Scheduler):
                 # By the clock of another host, or before ours was set. All slots until then would count as sent.
                 last = now
                 self._known[name] = Slot(name, now, self._fence, sent=now)
-                self._claims(self._known[name])
+                self._note(self._known[name])
             entry.last_run_at = _moment(last)
         super().populate_heap(*args, **kwargs)
 
@@ -146,7 +146,7 @@ class SingletonSchedulerMixin(Scheduler):
             return
         self._known[entry.name] = sent
         try:
-            self._claims(sent)
+            self._note(sent)
         except StoreError as error:
             log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
@@ -166,13 +166,13 @@ class SingletonSchedulerMixin(Scheduler):
         self._give_up()
         super().close()
 
-    def _claims(self, slot: Slot) -> bool:
-        return store_of(self.app).claim_slot(self._slots, slot)
+    def _note(self, slot: Slot) -> None:
+        store_of(self.app).note_slot(self._slots, slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
         """The slot of an entry that is due, now that it is ours; None if another beat has sent it."""
         slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
-        return slot if self._claims(slot) else None
+        return slot if store_of(self.app).claim_slot(self._slots, slot) else None
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
         """The slot of each entry: one that is gone is forgotten, and a new one begins."""
@@ -181,12 +181,12 @@ class SingletonSchedulerMixin(Scheduler):
         for name, entry in schedule.items():
             begins = max(0, min(_microseconds(entry.last_run_at), now))
             slots[name] = known.get(name) or Slot(name, begins, self._fence, sent=begins)
-        changes = [slots[name] for name in slots.keys() - known.keys()]
-        changes += [Slot(name, 0, self._fence, sent=-1) for name in known.keys() - slots.keys()]
+        for name in slots.keys() - known.keys():
+            self._note(slots[name])
+        for name in known.keys() - slots.keys():
+            store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
         # At last, so that a standby compares with all of it.
-        changes += [Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now)]
-        for slot in changes:
-            self._claims(slot)
+        self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
         self._notes_again_at = clock() + _SILENCE
         return slots
 

@@ -385,13 +385,13 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
         return None
     try:
         about = {**about, "cooldown": cooldown, "due_for": due_for, "sent": sent}
-        if wanted.wait_timeout is None or not wanted.newest_wins:
-            return store.mark_queued(key, task_id, seconds, limit=limit, newest=wanted.newest_wins, **about)
-        found = store.mark_newest(key, task_id, seconds, due_in=due_in, within=wanted.wait_timeout, **about)
-        if isinstance(found, Holder):
-            return found
-        if found:
-            options.update(countdown=max(0.0, due_in - found), eta=None)
+        if wanted.newest_wins:
+            about.update(newest=True, due_in=due_in, within=wanted.wait_timeout)
+        answer = store.mark_queued(key, task_id, seconds, limit=limit, **about)
+        if isinstance(answer, Holder):
+            return answer
+        if answer.sooner:
+            options.update(countdown=max(0.0, due_in - answer.sooner), eta=None)
         return None
     except StoreRefused:
         # It will the next time.

@@ -87,6 +87,13 @@ def marker_of(task_id: str, message: int) -> str:
     return f"done:{task_id}:{message}"
 
 
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """The call is marked as queued."""
+
+    sooner: float = 0.0  # by so many seconds the call has to be due earlier
+
+
 @dataclass(slots=True)
 class Grant:
     """The claim was granted."""
@@ -128,7 +135,7 @@ class Slot:
     entry: str
     due: int
     fence: int  # of the lease under which it is claimed
-    sent: int = 0  # when the entry was last sent, or began; 0 if never, -1 to forget the entry
+    sent: int = 0  # when the entry was last sent, or began; 0 if never
 
 
 class HolderState(StrEnum):

@@ -278,7 +278,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
     found = target.store.mark_queued(target.key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0)
-    if found is not None:
+    if isinstance(found, Holder):
         raise _taken(target, found)
     try:
         yield next(each for each in target.store.survey([target.key])[0].marks if each.task_id == HELD_BY_TEST)

@@ -16,6 +16,7 @@ from celery_singleton_lock.stores.records import (
     Facts,
     Grant,
     Holder,
+    Marked,
     Release,
     Succession,
 )
@@ -118,11 +119,11 @@ def successor_of(store: Store) -> str | None:
 
 def mark_queued(
     store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, cooldown: float = 0.0, **more: Any
-) -> Holder | None:
+) -> Marked | Holder:
     return store.mark_queued(KEY, task_id, seconds, limit=limit, cooldown=cooldown, **more)
 
 
-def mark_newest(store: Store, wanted: Claim, **more: Any) -> Holder | None:
+def mark_newest(store: Store, wanted: Claim, **more: Any) -> Marked | Holder:
     """Mark it in a mode in which the newest call takes the queued one's place."""
     return mark_queued(store, wanted.facts.task_id, newest=True, published=wanted.facts.published, **more)
 
@@ -132,9 +133,9 @@ def begin(store: Store, wanted: Claim) -> Conflict | None:
     return store.unmark(KEY, wanted.facts.task_id, ends_cooldown=False, heeds=True, claim=wanted)
 
 
-def found(holder: Holder | None) -> Holder:
-    assert holder is not None
-    return holder
+def found(answer: Marked | Holder) -> Holder:
+    assert isinstance(answer, Holder), answer
+    return answer
 
 
 def granted(answer: Grant | Conflict | Done | float) -> Grant:

@@ -42,7 +42,7 @@ VERBS: dict[str, Callable[[Store], Any]] = {
     "release with an ending": lambda store: store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)),
     "acquire of a copy": lambda store: store.acquire(COPY),
     "a refused acquire of the next": lambda store: store.acquire(NEXT),
-    "mark_queued": lambda store: store.mark_queued(KEY, "id-of-a", 60.0, limit=1, cooldown=5.0) or "queued",
+    "mark_queued": lambda store: store.mark_queued(KEY, "id-of-a", 60.0, limit=1, cooldown=5.0),
     "unmark": lambda store: store.unmark(KEY, "id-of-a") or "ended",
     "mark_done": lambda store: store.mark_done(KEY, COPY.marker, 0, "stored", 60.0) or "noted",
     "survey": lambda store: store.survey([KEY]),

@@ -112,6 +112,16 @@ class TestMemoryStore(StoreContract):
 
         assert not granted(store.acquire(claim("b"))).took_over
 
+    def test_a_clock_that_is_set_back_makes_no_cool_down_longer(self, store: MemoryStore) -> None:
+        mine = claim("a", min_hold=10.0)
+        granted(store.acquire(mine))
+        self.time -= 3600
+        store.release(mine, 1)
+
+        self.time += 10.001
+
+        granted(store.acquire(claim("b")))
+
     def test_a_waiter_may_be_so_late_after_its_call_and_not_later(self, store: MemoryStore) -> None:
         granted(store.acquire(claim("a", ttl=10.0)))
         with self.waiting(store, "late"):

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.records import (
     Holder,
     HolderState,
     LockState,
+    Marked,
     Place,
     Slot,
     lock_name_of,
@@ -205,6 +206,14 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     rank, ahead, free_in = turn or (0, 0, inf)
     holders = tuple(holders_in(key, now, rows))
     return Conflict(key, holders, successor or None, now, verdict == "twin", rank, ahead, free_in / 1_000_000)
+
+
+def mark_in(key: str, reply: Any) -> Marked | Holder:
+    """The mark in a reply of mark_queued.lua, or the call that is in its way."""
+    match reply:
+        case ["marked", sooner]:
+            return Marked(sooner / 1_000_000)
+    return conflict_in(key, reply).first
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:

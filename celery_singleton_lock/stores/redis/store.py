@@ -21,6 +21,7 @@ from celery_singleton_lock.stores.records import (
     Grant,
     Holder,
     LockState,
+    Marked,
     Outcome,
     Place,
     PublishMode,
@@ -46,6 +47,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     answer_in,
     conflict_in,
     look_arguments,
+    mark_in,
     mark_text,
     milliseconds,
     place_in,
@@ -229,51 +231,25 @@ class Store:
         published: int = 0,
         due_for: float = 0.0,
         newest: bool = False,
-    ) -> Holder | None:
-        """Mark a call as queued for some seconds and return None, or return the call that is in its way.
+        due_in: float = 0.0,
+        within: float | None = None,
+    ) -> Marked | Holder:
+        """Mark a call as queued for some seconds, or return the call that is in its way.
 
         In its way is another queued call, or a call whose cool-down keeps the key. If *limit* is not 0, and at least so
         many runs hold the key, one of them is. No other call of the key is published for *cooldown* seconds.
-        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`. The
-        *newest* call takes the place of a queued call that was published before.
+        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`.
+
+        The *newest* call, due in *due_in* seconds, takes the place of a queued call that was published before. In a row
+        of such calls, the last is due at most *within* seconds after the publication of the first.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
-        found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, queue, published, due_for))
-        return found if isinstance(found, Holder) else None
-
-    def mark_newest(
-        self,
-        key: str,
-        task_id: str,
-        seconds: float,
-        *,
-        cooldown: float,
-        label: str,
-        queue: str = "",
-        sent: PublishMode,
-        published: int,
-        due_for: float,
-        due_in: float,
-        within: float,
-    ) -> Holder | float:
-        """Mark the newest call, due *due_in* seconds from now, and return the seconds that are too many.
-
-        In a row of calls that each took the place of the one before, the last is due at most *within* seconds after the
-        publication of the first.
-        """
-        words = f"limit=0 newest due_in={milliseconds(due_in)} within={milliseconds(within)}"
-        words += f" sent={sent}" if sent else ""
-        return self._marked(key, task_id, seconds, words, cooldown, mark_text(label, queue, published, due_for))
-
-    def _marked(
-        self, key: str, task_id: str, seconds: float, words: str, cooldown: float, about: str
-    ) -> Holder | float:
+        if within is not None:
+            words += f" due_in={milliseconds(due_in)} within={milliseconds(within)}"
         times = {"lasts": milliseconds(seconds), "cooldown": milliseconds(cooldown)}
+        about = mark_text(label, queue, published, due_for)
         arguments = MARK_QUEUED.arguments(task_id=task_id, **times, words=words, about=about)
-        reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
-        if reply == 1:
-            return 0.0
-        return float(reply[1]) / 1_000_000 if reply[0] == "sooner" else conflict_in(key, reply).first
+        return mark_in(key, self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0])
 
     def unmark(
         self,
@@ -302,9 +278,20 @@ class Store:
         self.request(MARK_DONE, key, MARK_DONE.arguments(marker=marker, **ending))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot, note that it was sent, or forget its entry. False if it was sent, or another beat leads."""
-        moments = {"due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
-        arguments = CLAIM_SLOT.arguments(entry=slot.entry, **moments, lasts=milliseconds(_SLOTS_ARE_KEPT))
+        """Claim a slot that was not sent. False if it was sent, or another beat leads."""
+        return self._change_slot(key, "claim", slot)
+
+    def note_slot(self, key: str, slot: Slot) -> bool:
+        """Note when a slot was sent. False if another beat leads."""
+        return self._change_slot(key, "note", slot)
+
+    def forget_slot(self, key: str, slot: Slot) -> bool:
+        """Forget the entry of a slot. False if another beat leads."""
+        return self._change_slot(key, "forget", slot)
+
+    def _change_slot(self, key: str, verb: str, slot: Slot) -> bool:
+        facts = {"entry": slot.entry, "due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
+        arguments = CLAIM_SLOT.arguments(verb=verb, **facts, lasts=milliseconds(_SLOTS_ARE_KEPT))
         return bool(self.request(CLAIM_SLOT, key, arguments)[0])
 
     def slots(self, key: str) -> dict[str, Slot]:

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, HolderState, LockState, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, HolderState, LockState, Marked, Release, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -179,7 +179,7 @@ class Breaking(Contract):
 
         assert broken(store, marks=True) == ([], ["queued", "next", "cooldown"])
         self.nothing_is_left(store)
-        assert mark_queued(store, "other") is None
+        assert mark_queued(store, "other") == Marked()
 
     # By force.
 

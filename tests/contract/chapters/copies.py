@@ -14,6 +14,7 @@ from tests.contract.asking import (
     delivery,
     granted,
     marker_of,
+    queued,
     refused,
     succeeding,
     successor_of,
@@ -67,6 +68,20 @@ class Copies(Contract):
         assert successor_of(store) is None
         assert store.release(delivery("original"), 1) == RELEASED
         self.nothing_is_left(store)
+
+    def test_a_copy_of_a_delivery_that_waits_in_its_slot_does_not_wait_beside_it(self, store: Store) -> None:
+        granted(store.acquire(claim("before")))
+        with Waiter(store, delivery("original")) as waiter:
+            queued(waiter.ask())
+
+            conflict = refused(store.acquire(delivery("copy")))
+
+            assert conflict.is_own
+            assert (conflict.first.state, conflict.first.token) == ("waiting", "original")
+            store.release(claim("before"), 1)
+            granted(waiter.ask())
+            assert store.release(delivery("original"), 1, ending=ENDED) == Release("left"), "a copy has met it"
+        assert store.acquire(delivery("copy")) == Done(0, "ended")
 
     def test_a_copy_takes_over_from_a_run_that_is_dead(self, store: Store) -> None:
         granted(store.acquire(claim("original", ttl=SHORT, task_id="a")))
@@ -147,6 +162,8 @@ class Copies(Contract):
         granted(store.acquire(delivery("original")))
         store.release(delivery("original"), 1, ending=DUE)
         store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
+        # Again, because the answer to the first release was lost.
+        store.release(delivery("original"), 1, ending=DUE)
 
         self.pass_time(KEPT - 100)
         assert store.acquire(delivery("copy")) == Done(0, "stored")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Marked
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, Contract, call, found, granted, mark_queued, refused, succeed
 
@@ -17,7 +17,7 @@ def labelled(wanted: Claim, label: str = LABEL, **facts: Any) -> Claim:
 
 
 def mark_labelled(store: Store, task_id: str, label: str = LABEL) -> None:
-    assert store.mark_queued(KEY, task_id, 60.0, limit=0, cooldown=0.0, label=label) is None
+    assert store.mark_queued(KEY, task_id, 60.0, limit=0, cooldown=0.0, label=label) == Marked()
 
 
 class Labels(Contract):

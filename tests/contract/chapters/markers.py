@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.records import Done, Ending, Release, Slot
+from celery_singleton_lock.stores.records import Done, Ending, Marked, Release, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, SHORT, SLOTS, Contract, call, claim, delivery, granted, mark_queued, marker_of
@@ -64,4 +64,4 @@ class Markers(Contract):
 
         (survey,) = store.survey([KEY])
         assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)
-        assert mark_queued(store, "q", limit=1) is None
+        assert mark_queued(store, "q", limit=1) == Marked()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Conflict, Renewal
+from celery_singleton_lock.stores.records import Conflict, Marked, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -31,11 +31,11 @@ class Marks(Contract):
     """Calls that are unique in the queue."""
 
     def test_of_several_calls_one_is_queued_and_the_others_learn_which(self, store: Store) -> None:
-        assert mark_queued(store, "a") is None
+        assert mark_queued(store, "a") == Marked()
         assert [found(mark_queued(store, other)).task_id for other in ("b", "c")] == ["a", "a"]
-        assert mark_queued(store, "a") is None, "a lost reply costs no call"
+        assert mark_queued(store, "a") == Marked(), "a lost reply costs no call"
         granted(store.acquire(call("member")))
-        assert mark_queued(store, "a", limit=1) is None, "nor does a run that has begun meanwhile"
+        assert mark_queued(store, "a", limit=1) == Marked(), "nor does a run that has begun meanwhile"
         assert found(mark_queued(store, "b", limit=1)).task_id == "a"
 
     def test_a_queued_call_that_is_refused_counts_as_queued_for_as_long_again(self, store: Store) -> None:
@@ -59,9 +59,9 @@ class Marks(Contract):
         granted(store.acquire(call("holder")))
         refused(store.acquire(call("a", heeds_queued=True, queued_for=600.0)))
         assert queue() == "imports"
-        assert mark_newest(store, call("b", 7), queue="exports") is None
+        assert mark_newest(store, call("b", 7), queue="exports") == Marked()
         assert queue() == "exports"
-        assert mark_newest(store, call("c", 9)) is None
+        assert mark_newest(store, call("c", 9)) == Marked()
         assert queue() is None
 
     @pytest.mark.parametrize("sent", ["anyway", "over"])
@@ -72,7 +72,7 @@ class Marks(Contract):
         granted(store.acquire(call("before")))
         store.release(call("before"), 1)
 
-        assert store.mark_queued(KEY, "member", 60.0, limit=0, cooldown=60.0, sent=sent) is None
+        assert store.mark_queued(KEY, "member", 60.0, limit=0, cooldown=60.0, sent=sent) == Marked()
         assert found(mark_queued(store, "another")).task_id == "member"
         assert not store.unmark(KEY, "member")
         assert found(mark_queued(store, "another")).task_id == "before"
@@ -81,24 +81,24 @@ class Marks(Contract):
         mark_queued(store, "a")
         granted(store.acquire(call("a", heeds_queued=True)))
 
-        assert mark_queued(store, "b") is None
+        assert mark_queued(store, "b") == Marked()
         assert found(mark_queued(store, "c", limit=1)).task_id == "b"
         store.unmark(KEY, "b")
         assert found(mark_queued(store, "c", limit=1)).task_id == "a"
         store.release(call("a"), 1)
-        assert mark_queued(store, "c", limit=1) is None
+        assert mark_queued(store, "c", limit=1) == Marked()
 
     @pytest.mark.parametrize("limit", [1, 2, 3])
     def test_a_call_is_not_queued_while_as_many_run_as_may(self, store: Store, limit: int) -> None:
         for name in "abc"[:limit]:
-            assert mark_queued(store, name, limit=limit) is None
+            assert mark_queued(store, name, limit=limit) == Marked()
             granted(store.acquire(call(name, limit=limit, heeds_queued=True)))
 
         assert found(mark_queued(store, "next", limit=limit)).task_id in tuple("abc")
-        assert mark_queued(store, "next", limit=0) is None, "runs are in nobody's way where they do not count"
+        assert mark_queued(store, "next", limit=0) == Marked(), "runs are in nobody's way where they do not count"
         store.unmark(KEY, "next")
         store.release(call("a", limit=limit), 1)
-        assert mark_queued(store, "next", limit=limit) is None
+        assert mark_queued(store, "next", limit=limit) == Marked()
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_run_whose_call_has_ended_keeps_its_place_and_no_call_from_being_queued(
@@ -114,7 +114,7 @@ class Marks(Contract):
         for _ in range(2):
             assert not store.unmark(KEY, "a", ends_cooldown=False, call_ended=True)
 
-        assert mark_queued(store, "next", limit=limit) is None
+        assert mark_queued(store, "next", limit=limit) == Marked()
         assert found(mark_queued(store, "another", limit=limit)).task_id == "next"
         conflict = refused(store.acquire(call("next", limit=limit, heeds_queued=True)))
         assert {each.task_id: each.call_ended for each in conflict.holders} == {
@@ -159,7 +159,7 @@ class Marks(Contract):
         assert not store.unmark(KEY, "a")
 
         self.nothing_is_left(store)
-        assert mark_queued(store, "b") is None
+        assert mark_queued(store, "b") == Marked()
 
     def test_a_call_that_ends_may_leave_its_cooldown(self, store: Store) -> None:
         mark_queued(store, "a", cooldown=30)
@@ -169,7 +169,7 @@ class Marks(Contract):
         assert not store.unmark(KEY, "stranger")
         assert found(mark_queued(store, "b")).task_id == "a"
         assert not store.unmark(KEY, "a")
-        assert mark_queued(store, "b") is None
+        assert mark_queued(store, "b") == Marked()
 
     def test_a_mark_is_ended_by_its_own_call_only(self, store: Store) -> None:
         granted(store.acquire(call("holder")))
@@ -194,10 +194,10 @@ class Marks(Contract):
     )
 
     def test_the_newest_takes_the_place_of_the_queued_call_and_an_older_one_does_not(self, store: Store) -> None:
-        assert mark_newest(store, self.NEWER) is None
+        assert mark_newest(store, self.NEWER) == Marked()
         assert found(mark_newest(store, self.OLDER)).task_id == "newer"
-        assert mark_newest(store, self.NEWEST) is None
-        assert mark_newest(store, self.NEWEST) is None, "a lost reply costs no call"
+        assert mark_newest(store, self.NEWEST) == Marked()
+        assert mark_newest(store, self.NEWEST) == Marked(), "a lost reply costs no call"
 
         assert found(mark_queued(store, "other")).task_id == "newest"
         assert not store.unmark(KEY, "newer"), "its mark is no longer its own"
@@ -209,11 +209,11 @@ class Marks(Contract):
         now = Inventory(store).now()
 
         def sooner(name: str, seconds_ago: float, due_in: float = 3.0, within: float = 10.0) -> float:
-            times = {"cooldown": 0.0, "due_for": 0.0, "due_in": due_in, "within": within}
             published = now - round(seconds_ago * 1_000_000)
-            found = store.mark_newest(KEY, name, 600.0, label="", sent="", published=published, **times)
-            assert isinstance(found, float)
-            return found
+            mine = call(name, published / 1_000_000_000)
+            answer = mark_newest(store, mine, seconds=600.0, due_in=due_in, within=within)
+            assert isinstance(answer, Marked)
+            return answer.sooner
 
         def about(seconds: float) -> Any:
             return pytest.approx(seconds, abs=5.0)
@@ -231,7 +231,7 @@ class Marks(Contract):
 
     def test_an_older_call_ends_in_favour_of_the_queued_one_and_of_that_once_it_has_ended(self, store: Store) -> None:
         for each in (self.OLDER, self.NEWER, self.NEWEST, self.NEWEST):
-            assert mark_newest(store, each) is None, "also if a reply is lost"
+            assert mark_newest(store, each) == Marked(), "also if a reply is lost"
 
         assert refused(store.acquire(self.OLDER)).successor == "newest"
         store.release(self.NEWEST, granted(store.acquire(self.NEWEST)).place)
@@ -240,7 +240,7 @@ class Marks(Contract):
 
     def test_likewise_where_a_body_begins_without_a_lease(self, store: Store) -> None:
         for each in (self.OLDER, self.NEWER, self.NEWEST):
-            assert mark_newest(store, each) is None
+            assert mark_newest(store, each) == Marked()
 
         assert refused_by(begin(store, self.OLDER)) == "newest"
         assert begin(store, self.NEWEST) is None
@@ -250,7 +250,7 @@ class Marks(Contract):
         assert begin(store, call("sent", succeeds="rerun", supersedes_for=MEMORY)) is None
 
     def test_one_that_comes_without_a_mark_and_is_newer_goes_before_the_queued_one(self, store: Store) -> None:
-        assert mark_newest(store, self.OLDER) is None
+        assert mark_newest(store, self.OLDER) == Marked()
 
         assert begin(store, self.NEWER) is None
         assert refused_by(begin(store, self.OLDER)) == "newer"
@@ -290,7 +290,7 @@ class Marks(Contract):
         self, store: Store
     ) -> None:
         mark_newest(store, self.OLDER, cooldown=600.0)
-        assert mark_newest(store, self.NEWER, cooldown=600.0) is None
+        assert mark_newest(store, self.NEWER, cooldown=600.0) == Marked()
         assert not store.unmark(KEY, "older")
         store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
 

@@ -14,7 +14,7 @@ class Slots(Contract):
         slot = Slot("entry", due=1_000_000, fence=5)
         assert store.claim_slot(SLOTS, slot)
         assert store.claim_slot(SLOTS, dataclasses.replace(slot, fence=6)), "the heir sends what was not sent"
-        assert store.claim_slot(SLOTS, dataclasses.replace(slot, fence=6, sent=1_000_100))
+        assert store.note_slot(SLOTS, dataclasses.replace(slot, fence=6, sent=1_000_100))
 
         assert not store.claim_slot(SLOTS, dataclasses.replace(slot, fence=7))
         assert store.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=7))
@@ -25,13 +25,13 @@ class Slots(Contract):
         store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=6))
 
         assert not store.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=5))
-        assert not store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
+        assert not store.note_slot(SLOTS, Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
         assert store.slots(SLOTS)["entry"].sent == 0
 
     def test_an_entry_is_forgotten_unless_a_later_leader_has_it(self, store: Store) -> None:
         for name in ("gone", "kept"):
             store.claim_slot(SLOTS, Slot(name, due=1_000_000, fence=6))
 
-        assert store.claim_slot(SLOTS, Slot("gone", due=0, fence=6, sent=-1))
-        assert not store.claim_slot(SLOTS, Slot("kept", due=0, fence=5, sent=-1))
+        assert store.forget_slot(SLOTS, Slot("gone", due=0, fence=6))
+        assert not store.forget_slot(SLOTS, Slot("kept", due=0, fence=5))
         assert store.slots(SLOTS).keys() == {"kept"}

@@ -94,6 +94,20 @@ class Succession(Contract):
         assert succeed(store, again(call("b", 2000)), rule) == "c"
 
     @either
+    def test_a_late_call_that_runs_after_newer_ones_does_not_hide_them(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        store.release(call("c"), 1)
+
+        granted(store.acquire(succeeding(call("late", 1500), rule)))
+        store.release(call("late"), 1)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
     def test_an_older_one_does_not_run_before_the_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("c", 3000), rule)
@@ -210,6 +224,12 @@ class Succession(Contract):
         succeed(store, call("b", 3000), "replace")
         assert succeed(store, again(call("retry", 2500)), "replace") == "b"
         assert successor_of(store) == "b"
+
+    def test_an_older_call_does_not_replace_a_newer_successor_that_reruns(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("rerun", 3000), "rerun", "shop.other")
+
+        assert succeed(store, again(call("mine", 2000)), "replace") == "rerun"
 
     # Several at once.
 

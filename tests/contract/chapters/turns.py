@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Marked
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CALLED,
@@ -89,7 +89,7 @@ class Turns(Contract):
         assert served == ["c", "a", "b"]
 
     def test_the_next_one_is_called_as_the_mark_ends_that_kept_it_out(self, store: Store) -> None:
-        assert store.mark_queued(KEY, "workflow", 600.0, limit=0, cooldown=0.0) is None
+        assert store.mark_queued(KEY, "workflow", 600.0, limit=0, cooldown=0.0) == Marked()
         waiting = message("waiting", heeds_queued=True)
         assert refused(store.acquire(waiting)).rank
         with listening(store, "waiting") as heard:
@@ -485,7 +485,7 @@ class Turns(Contract):
         store.acquire(claim("a"))
         first = message("first", 1, heeds_queued=True)
         refused(store.acquire(first))
-        assert mark_queued(store, "retry", sent="over") is None
+        assert mark_queued(store, "retry", sent="over") == Marked()
         with listening(store, "first"):
             store.release(claim("a"), 1)
             assert refused(store.acquire(first)).first.task_id == "retry"

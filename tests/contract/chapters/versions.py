@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.stores.records import RELEASED, Done, Ending, Holder, Release, Renewal, Slot
+from celery_singleton_lock.stores.records import RELEASED, Done, Ending, Holder, Marked, Release, Renewal, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -113,7 +113,7 @@ class Versions(Contract):
         mark_newest(store, call("old", 1))
         add(store, "queued", ",7,soon")
 
-        assert mark_newest(store, call("new", 2)) is None
+        assert mark_newest(store, call("new", 2)) == Marked()
         assert store.survey([KEY])[0].queued == "new"
 
     def test_a_successor_of_a_later_version_is_the_successor(self, store: Store) -> None:
@@ -156,7 +156,7 @@ class Versions(Contract):
     def test_a_slot_of_a_later_version_is_a_slot(self, store: Store) -> None:
         slot = Slot("entry", due=1_000_000, fence=5)
         store.claim_slot(SLOTS, slot)
-        store.claim_slot(SLOTS, replace(slot, sent=1_000_100))
+        store.note_slot(SLOTS, replace(slot, sent=1_000_100))
         add(store, "entry", " 12 soon", SLOTS)
 
         assert store.slots(SLOTS) == {"entry": replace(slot, sent=1_000_100)}

@@ -63,10 +63,10 @@ local attempt, published = string.match(grant, '^%d+ %S+ (%d+) (%d+)')
 attempt = tonumber(attempt)
 local own_turn = is_here and token or '@' .. task_id
 local known = redis.call(
-  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w@' .. task_id, 'front'
+  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. own_turn, 'front'
 )
-local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known[9])
-local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] and token or '@' .. task_id
+local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known[8])
+local ticket = line and tonumber(known[7])
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
   task_id = task_id, task_name = string.match(named or '', '^[^\31]*'), policy = policy, newest = words.newest,
@@ -109,7 +109,7 @@ if words.message then
     end
   end
   if line and not twin then
-    walk_line(key, line, tonumber(known[8]) or line.front, line.last, function(turn, its_ticket)
+    walk_line(key, line, not is_here and ticket or line.front, line.last, function(turn, its_ticket)
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
@@ -228,7 +228,7 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  if own and known[8] and (comes or own.state ~= CALLED) then
+  if own and (comes or own.state ~= CALLED) then
     set_state(key, ticket, own, comes and CALLED or WAITING)
   end
   if own and line and ticket < line.front then
@@ -260,7 +260,7 @@ if free > #before then
     redis.call('HSET', key, 'places', place)
   end
   -- Marks of the caller end with its grant. Older calls whose place it has taken may still come, so they are remembered.
-  local older_until = policy and is_queued and its_relation ~= 'stranger' and queued.supersedes or 0
+  local older_until = policy and is_queued and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
     heir.deadline = 0
@@ -280,7 +280,7 @@ if free > #before then
     if copies == '1' then
       redis.call('HSET', key, place .. ':c', 1)
     end
-    leave_line(key, ticket, ticket_token)
+    leave_line(key, ticket, own_turn)
     begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
   end
   if line and line.first <= line.last and free > #before + 1 then
@@ -334,9 +334,6 @@ local turn = {
   rank = not is_newcomer and mine.rank or nil,
 }
 redis.call('HDEL', key, '')
-if ticket and ticket_token ~= own_turn then
-  redis.call('HDEL', key, 'w' .. ticket_token)
-end
 local rank
 line, ticket, rank = keep_turn(key, line, turn, ticket, own)
 return refused(next_one or '', rows, rank, rank and ahead_of(ticket), math.max(0, soonest - now))

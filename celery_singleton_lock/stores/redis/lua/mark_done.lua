@@ -12,5 +12,4 @@
 -- @include lock
 -- @include marks
 write_marker(KEYS[1], marker, tonumber(attempt), outcome, tonumber(lasts))
-sweep_markers(KEYS[1])
 return 1

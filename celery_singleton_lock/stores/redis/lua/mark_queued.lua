@@ -9,8 +9,7 @@
 --                     call is due, at most `within` milliseconds after the first call whose place was taken.
 -- @argument about     the rest of the mark, see parts/marks.lua.
 --
--- Returns  1                           publish the call.
---          {'sooner', by}              Publish the call, due earlier by so many microseconds.
+-- Returns  {'marked', sooner}          Publish the call, due earlier by so many microseconds.
 --          {'held', now, '', holders}  In the way is the queued call, else a run, else the call of the cool-down.
 
 -- @include time
@@ -22,7 +21,7 @@ local is_marked = call('HSETNX', key, 'queued', mark) == 1
 -- Every lock has an expiry, so a hash without one was made by this mark.
 local is_first = is_marked and call('PEXPIRE', key, lasts, 'NX') == 1
 if is_first and cooldown == '0' then
-  return 1
+  return {'marked', 0}
 end
 
 -- From here on: everything that is not usual.
@@ -30,7 +29,7 @@ end
 -- @include marks
 if is_first then
   set_mark(key, 'cooldown', cooldown, task_id)
-  return 1
+  return {'marked', 0}
 end
 
 local words = words_in(words)
@@ -87,4 +86,4 @@ set_mark(key, 'queued', lasts - (mark_of(mark).due_for == 0 and math.floor(soone
 if cooldown ~= '0' and not (cooling and cooling.task_id ~= task_id) then
   set_mark(key, 'cooldown', cooldown, task_id)
 end
-return sooner > 0 and {'sooner', integer(sooner)} or 1
+return {'marked', sooner}

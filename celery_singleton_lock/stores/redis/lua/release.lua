@@ -70,7 +70,6 @@ end
 -- If the place was lost, whether a copy has come was lost with it, so leave the marker.
 if marker and (answer ~= RELEASED or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
-  sweep_markers(key)
   answer = answer + MARKED
 end
 if line then

@@ -5,7 +5,7 @@
 -- of the message, if its publisher knew it; and numbers, 0 if unknown. The numbers are the publication of the call; for how
 -- many milliseconds before the end the call is due; until when calls may come whose place the call has taken; and the
 -- publication of the first of those.
-local task_id_of, mark_of, set_mark, read_marker, write_marker, sweep_markers
+local task_id_of, mark_of, set_mark, read_marker, write_marker
 local RESULT_GRACE = 5000000 -- a result that is not stored by then never will be: its process has died
 local SAMPLE = 10 -- fields that are searched for markers that are over
 
@@ -44,7 +44,8 @@ function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Write a marker, unless a later attempt, or a later outcome of this attempt, is known.
+-- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
+-- also search a few random fields for markers that are over: about a tenth of the markers in a hash is then over.
 function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then
@@ -52,11 +53,6 @@ function write_marker(key, marker, attempt, outcome, milliseconds)
     redis.call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
     expire_after(key, milliseconds * 1000)
   end
-end
-
--- Redis expires no single field, so each script that writes a marker searches a few random fields for markers that are
--- over. About a tenth of the markers in a hash is then over.
-function sweep_markers(key)
   for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then
       redis.call('HDEL', key, field)

@@ -124,9 +124,6 @@ function delete_if_idle(key)
   if successor and math.max(successor.deadline, successor.supersedes) <= now then
     silent = silent + 1
   end
-  if redis.call('HLEN', key) > silent then
-    sweep_markers(key)
-  end
   if redis.call('HLEN', key) == silent then
     redis.call('DEL', key)
   end
