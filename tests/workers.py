@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from tests.forge import Started, start
 from tests.waiting import until
@@ -104,10 +105,10 @@ class Worker:
 
 @contextmanager
 def workers(
-    app: str, env: dict[str, str], number: int = 1, *arguments: str, **options: object
+    app: str, env: dict[str, str] | None = None, number: int = 1, *arguments: str, **options: Any
 ) -> Iterator[list[Worker]]:
     """So many workers that are ready; none is left behind."""
-    started = [Worker(app, env, *arguments, **options) for _ in range(number)]  # type: ignore[arg-type]
+    started = [Worker(app, env or {}, *arguments, **options) for _ in range(number)]
     try:
         for worker in started:
             worker.start()

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from celery import Celery, Task
+from celery.signals import worker_init, worker_process_init
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
 from tests.gates import wait_at
@@ -33,6 +34,15 @@ app.conf.update(
     result_expires=600,
 )
 recorder = Recorder(STORE.removesuffix("/0") + "/3")
+process = {"kind": "publisher"}
+worker_init.connect(lambda **_: process.update(kind="main"), weak=False)
+worker_process_init.connect(lambda **_: process.update(kind="child"), weak=False)
+
+
+def note_process(what: str) -> None:
+    """Record in which process of a worker something is done. A publisher has no record."""
+    if process["kind"] != "publisher":
+        recorder._client.sadd(what, os.getpid())
 
 
 def body(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:

@@ -6,11 +6,22 @@ from typing import Any
 
 from celery import chain, maybe_signature
 from celery.exceptions import Ignore
-from celery.signals import worker_init, worker_process_init
 from celery.worker.control import inspect_command
 
 from celery_singleton_lock import LockLost, SingletonTask
-from tests.acceptance.app import MODES, app, body, by_policy, collect, ran, recorder, retrying_once, task_with
+from tests.acceptance.app import (
+    MODES,
+    app,
+    body,
+    by_policy,
+    collect,
+    note_process,
+    process,
+    ran,
+    recorder,
+    retrying_once,
+    task_with,
+)
 from tests.gates import wait_at
 
 __all__ = ["app", "by_policy", "collect"]
@@ -249,30 +260,16 @@ late = {
 
 # Keys that only some processes can make.
 
-_process = {"is main": False}
-
-
-@worker_init.connect
-def main_process_begins(**_: Any) -> None:
-    _process["is main"] = True
-
-
-@worker_process_init.connect
-def child_begins(**_: Any) -> None:
-    _process["is main"] = False
-
 
 def key_of_a_child(key: Any, *_: Any, **__: Any) -> Any:
     """Needs what only pool children have, a connection to a database for example."""
-    if _process["is main"]:
+    if process["kind"] == "main":
         raise RuntimeError("this process has no connection")
     return key
 
 
 def key_on_record(key: Any, *_: Any, **__: Any) -> Any:
-    # The publisher's module has no record.
-    if "TEST_STORE" in os.environ:
-        recorder._client.sadd("makers of keys", os.getpid())
+    note_process("makers of keys")
     return key
 
 

@@ -13,6 +13,7 @@ from kombu import pools
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores.redis.store import Store
+from tests.acceptance import app
 from tests.rabbit import rabbitmq
 from tests.servers import Server
 from tests.workers import Worker, workers
@@ -22,24 +23,29 @@ APP = "tests.acceptance.app"
 Operate = Callable[..., Result]
 
 
-@pytest.fixture
-def env(valkey: Server) -> dict[str, str]:
-    return {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
+@pytest.fixture(scope="module", autouse=True)
+def env(valkey_process: Server) -> Iterator[dict[str, str]]:
+    """What each process of these tests has in its environment. Celery runs as root only if it is told to."""
+    shared = {"TEST_STORE": valkey_process.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1"}
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in shared.items():
+            patched.setenv(name, value)
+        yield shared
 
 
-@pytest.fixture
-def tasks(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The tasks as a publisher sees them."""
-    from tests.acceptance import app as module
-
-    # Other modules have made this app theirs, and pools that they have left are closed by now, maybe.
-    forget_connections(module.app)
+@pytest.fixture(autouse=True)
+def tasks(valkey: Server) -> Iterator[Any]:
+    """Publish the tasks of `tests.acceptance.app` to the server of the test."""
+    # Other modules have made this app theirs, and may have closed its pools.
+    forget_connections(app.app)
     store = valkey.url.removesuffix("/0")
-    module.app.conf.update(broker_url=valkey.url, result_backend=f"{store}/1", singleton_lock_url=f"{store}/2")
-    yield module
-    forget_connections(module.app)
-    # Results that are collected only when the server is gone complain.
-    gc.collect()
+    app.app.conf.update(broker_url=valkey.url, result_backend=f"{store}/1", singleton_lock_url=f"{store}/2")
+    yield app
+    has_published = app.app.amqp._producer_pool is not None
+    forget_connections(app.app)
+    if has_published:
+        # Results that are collected only when the server is gone complain.
+        gc.collect()
 
 
 @pytest.fixture
@@ -109,8 +115,7 @@ def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[
 
     @pytest.fixture(scope="module", autouse=autouse)
     def worker(valkey: Server) -> Iterator[Worker]:
-        settings = {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1", **env}
-        with workers("tests.acceptance.combined_app", settings, 1, concurrency=concurrency) as (worker,):
+        with workers("tests.acceptance.combined_app", env, concurrency=concurrency) as (worker,):
             yield worker
 
     return one_valkey(), worker

@@ -1,12 +1,11 @@
 """A task that receives a model of pydantic, for the workers of the acceptance tests."""
 
-import os
 from typing import Any
 
 import pydantic
 
 from celery_singleton_lock import SingletonTask
-from tests.acceptance.app import app, recorder
+from tests.acceptance.app import app, note_process, recorder
 
 __all__ = ["app"]
 
@@ -18,9 +17,7 @@ class Order(pydantic.BaseModel):
     @pydantic.field_validator("supplier_id")
     @classmethod
     def on_record(cls, supplier_id: int) -> int:
-        # The publisher's module has no record.
-        if "TEST_STORE" in os.environ:
-            recorder._client.sadd("makers of models", os.getpid())
+        note_process("makers of models")
         return supplier_id
 
 

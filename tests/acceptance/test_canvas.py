@@ -23,7 +23,7 @@ valkey, worker = one_worker(6, autouse=True)
 
 
 @pytest.fixture
-def held(tasks: Any, recorder: Recorder) -> Iterator[None]:
+def held(recorder: Recorder) -> Iterator[None]:
     """Both tasks are held under the key that the canvases use."""
     holders = [task.delay("held", 1, gate="held") for task in (combined.by_policy["skip"], combined.ignoring)]
     until(lambda: len(recorder.events("enter")) > 1, "the holders run")
@@ -122,7 +122,6 @@ def without_keys() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("mode", "bad", "name"), [*without_keys()])
-@pytest.mark.usefixtures("tasks")
 def test_a_call_without_a_key_fails_and_its_canvas_ends(recorder: Recorder, mode: str, bad: Any, name: str) -> None:
     keyed = combined.keyed[mode]
     result = NO_KEYS[name](keyed, bad)

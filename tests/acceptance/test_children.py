@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from typing import Any
 
 from tests.acceptance import children_app as children
 from tests.recorder import Event, Recorder, of_key, overlaps
@@ -15,11 +14,9 @@ PROMPTLY = 60
 TTL = 4.0
 
 
-def test_the_main_process_keeps_the_lease_of_a_living_child_and_of_no_other(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_the_main_process_keeps_the_lease_of_a_living_child_and_of_no_other(recorder: Recorder) -> None:
     task = children.holds_the_gil
-    with workers(APP, env, 1, concurrency=7):
+    with workers(APP, concurrency=7):
         first = {key: task.delay(key, 2 * TTL + 2) for key in ("lives", "dies", "stops")}
         run = {key: begun(recorder, key) for key in first}
         second = {key: task.delay(key, 0) for key in first}
@@ -39,10 +36,8 @@ def test_the_main_process_keeps_the_lease_of_a_living_child_and_of_no_other(
     assert overlaps(of_key(recorder, "lives")) == []
 
 
-def test_a_child_that_is_to_be_killed_is_dead_before_the_next_run_begins(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 1, concurrency=2):
+def test_a_child_that_is_to_be_killed_is_dead_before_the_next_run_begins(recorder: Recorder) -> None:
+    with workers(APP, concurrency=2):
         children.is_killed.delay("k", 600)
         first = begun(recorder, "k")
         second = children.is_killed.delay("k", 0)

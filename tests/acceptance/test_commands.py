@@ -16,10 +16,9 @@ LOCKS = 2
 
 
 @pytest.mark.parametrize("task", [combined.late["skip"], combined.by_policy["skip"]], ids=["late", "early"])
-def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(tasks: Any, valkey: Server, task: Any) -> None:
+def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(valkey: Server, task: Any) -> None:
     # No renewal, even if the machine pauses meanwhile.
-    env = {"TEST_STORE": valkey.url, "TEST_TTL": "60", "C_FORCE_ROOT": "1"}
-    with workers(APP, env, 1, concurrency=1):
+    with workers(APP, {"TEST_TTL": "60"}, concurrency=1):
         # The first one brings the scripts.
         assert task.delay("warm", 1).get(timeout=PROMPTLY) == 1
         with Monitor(valkey, LOCKS) as overheard:

@@ -10,6 +10,7 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
 from tests.gates import open_gate
@@ -27,36 +28,36 @@ def counted(app: Any) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^singleton_lock_(\S+) (\S+)$", text, re.MULTILINE)}
 
 
-def of(tasks: Any, what: str, task: Any, more: str = "") -> float:
+def of(what: str, task: Any, more: str = "") -> float:
     return counted(tasks.app).get(f'{what}{{{more}task="{task.name}"}}', 0)
 
 
 @pytest.mark.prove
-def test_all_is_counted_though_each_process_runs_one_task(tasks: Any, env: dict[str, str]) -> None:
+def test_all_is_counted_though_each_process_runs_one_task() -> None:
     number = 6
-    with workers(APP, env, 1, "--max-tasks-per-child", "1", concurrency=2) as (worker,):
+    with workers(APP, {}, 1, "--max-tasks-per-child", "1", concurrency=2) as (worker,):
         results = [tasks.skipped.delay(key) for key in range(number)]
         assert [result.get(timeout=PROMPTLY) for result in results] == ["ran"] * number
         worker.send(SIGTERM)
         worker.wait(PROMPTLY)
 
-    until(lambda: of(tasks, "acquired_total", tasks.skipped) >= number, "all is counted", timeout=PROMPTLY)
+    until(lambda: of("acquired_total", tasks.skipped) >= number, "all is counted", timeout=PROMPTLY)
     whats = ("acquired_total", "held_seconds_count", "waited_seconds_count")
-    assert [of(tasks, what, tasks.skipped) for what in whats] == [number] * 3
+    assert [of(what, tasks.skipped) for what in whats] == [number] * 3
 
 
-def test_a_run_without_a_lease_is_counted_as_a_run(tasks: Any, env: dict[str, str]) -> None:
+def test_a_run_without_a_lease_is_counted_as_a_run() -> None:
     task = tasks.by_mode["until_executing"]
-    with workers(APP, env, 1):
+    with workers(APP):
         task.delay("k").get(timeout=PROMPTLY)
-        until(lambda: of(tasks, "unlocked_total", task) == 1, "it is counted", timeout=PROMPTLY)
-    assert of(tasks, "acquired_total", task) == 0
+        until(lambda: of("unlocked_total", task) == 1, "it is counted", timeout=PROMPTLY)
+    assert of("acquired_total", task) == 0
 
 
 @pytest.mark.prove
-def test_what_a_new_process_counts_before_its_first_lease_is_counted(tasks: Any, env: dict[str, str]) -> None:
+def test_what_a_new_process_counts_before_its_first_lease_is_counted() -> None:
     number = 5
-    with workers(APP, env, 1, concurrency=1) as (worker,):
+    with workers(APP, concurrency=1) as (worker,):
         with tasks.skipped.lock_for("k"):
             for result in [tasks.skipped.delay("k") for _ in range(number)]:
                 with pytest.raises(TaskRevokedError):
@@ -65,13 +66,13 @@ def test_what_a_new_process_counts_before_its_first_lease_is_counted(tasks: Any,
         worker.send(SIGTERM)
         worker.wait(PROMPTLY)
 
-    until(lambda: of(tasks, "acquired_total", tasks.skipped) == 1, "all is counted", timeout=PROMPTLY)
-    assert of(tasks, "conflicts_total", tasks.skipped, 'outcome="skipped",') == number
+    until(lambda: of("acquired_total", tasks.skipped) == 1, "all is counted", timeout=PROMPTLY)
+    assert of("conflicts_total", tasks.skipped, 'outcome="skipped",') == number
 
 
-def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+def test_each_end_of_a_call_is_counted(recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
-    with workers(APP, env, 1, concurrency=2) as (worker,):
+    with workers(APP, concurrency=2) as (worker,):
         holder = task.delay("k", 1, 2.0, gate="all are refused")
         until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
         for _ in range(3):
@@ -80,7 +81,7 @@ def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder
         open_gate(recorder, "all are refused")
         holder.get(timeout=PROMPTLY)
         # While the processes live, within seconds.
-        until(lambda: of(tasks, "held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)
+        until(lambda: of("held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)
         broken = tasks.skipped.delay("k", 60.0)
         until(lambda: len(recorder.events("enter")) == 2, "it runs", timeout=PROMPTLY)
         (lease,) = store_of(tasks.app).holders(tasks.skipped.lock_key_for("k"))
@@ -90,7 +91,7 @@ def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder
         worker.send(SIGTERM)
         worker.wait(PROMPTLY)
 
-    assert of(tasks, "acquired_total", task) == 1
-    assert of(tasks, "conflicts_total", task, 'outcome="skipped",') == 3
-    assert of(tasks, "held_seconds_sum", task) >= 2
-    assert of(tasks, "lost_total", tasks.skipped, 'reason="broken",') == 1
+    assert of("acquired_total", task) == 1
+    assert of("conflicts_total", task, 'outcome="skipped",') == 3
+    assert of("held_seconds_sum", task) >= 2
+    assert of("lost_total", tasks.skipped, 'reason="broken",') == 1

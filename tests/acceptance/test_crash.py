@@ -14,6 +14,7 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.stores.records import LockState
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
@@ -26,10 +27,8 @@ TTL = 3.0
 COMBINED = "tests.acceptance.combined_app"
 
 
-def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_within_the_ttl(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 2) as pair:
+def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_within_the_ttl(recorder: Recorder) -> None:
+    with workers(APP, {}, 2) as pair:
         tasks.rescheduled.delay("k", 1, seconds=60)
         first = until(lambda: recorder.events("enter"), "the first run has begun")[0]
         victim = next(worker for worker in pair if os.getpgid(first.pid) == worker.pid)
@@ -46,10 +45,10 @@ def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_withi
 
 @pytest.mark.skipif(not hasattr(worker, "on_cold_shutdown"), reason="Celery 5.4 tells nobody of what it cuts off")
 def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earlier_call_with_its_task_id(
-    tasks: Any, env: dict[str, str], recorder: Recorder
+    recorder: Recorder,
 ) -> None:
     task = tasks.by_policy["skip"]
-    with workers(APP, env, 1) as (its_worker,):
+    with workers(APP) as (its_worker,):
         # Some backends never overwrite a success.
         task.apply_async(("k", 1), {"fails": True}, task_id="nightly").get(timeout=20, propagate=False)
         task.apply_async(("k", 2), {"gate": "never"}, task_id="nightly")
@@ -62,8 +61,8 @@ def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earli
     assert task.AsyncResult("nightly").state == "RETRY"
 
 
-def test_a_run_longer_than_its_ttl_keeps_its_lease(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, 2):
+def test_a_run_longer_than_its_ttl_keeps_its_lease(recorder: Recorder) -> None:
+    with workers(APP, {}, 2):
         long_run = tasks.rescheduled.delay("k", 1, seconds=5)
         until(lambda: recorder.events("enter"), "the long run has begun")
         other = tasks.rescheduled.delay("k", 2)
@@ -73,10 +72,8 @@ def test_a_run_longer_than_its_ttl_keeps_its_lease(tasks: Any, env: dict[str, st
     assert overlaps(recorder.events()) == []
 
 
-def test_a_release_after_expiry_leaves_the_successors_lock_alone(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 2) as pair:
+def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recorder) -> None:
+    with workers(APP, {}, 2) as pair:
         paused = tasks.aborted.delay("k", 60)
         first = until(lambda: recorder.events("enter"), "the first run has begun")[0]
         os.kill(first.pid, signal.SIGSTOP)
@@ -93,10 +90,8 @@ def test_a_release_after_expiry_leaves_the_successors_lock_alone(
         assert [holder.task_id for holder in holders] == [successor.id]
 
 
-def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    with workers(APP, env):
+def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(recorder: Recorder, valkey: Server) -> None:
+    with workers(APP):
         result = tasks.aborted.delay("k", 60)
         until(lambda: recorder.events("enter"), "the run has begun")
         with valkey.client(database=2) as client:
@@ -129,12 +124,10 @@ def wait_for_the_limit(task_app: Any, run: Event, result: Any) -> None:
 @pytest.mark.parametrize(
     "end", [kill, *[pytest.param(end, marks=pytest.mark.prove) for end in (terminate, wait_for_the_limit)]]
 )
-def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(
-    tasks: Any, env: dict[str, str], recorder: Recorder, end: Any
-) -> None:
+def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(recorder: Recorder, end: Any) -> None:
     limit = {"time_limit": 2} if end is wait_for_the_limit else {}
     number = len(combined.cooling)
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}, 1, concurrency=number) as (its_worker,):
+    with workers(COMBINED, {"TEST_TTL": "30"}, concurrency=number) as (its_worker,):
         for task in combined.cooling.values():
             result = task.apply_async(("k", 1), {"gate": "never"}, **limit)
             (run,) = until(lambda each=result: of_run(recorder, each), "it runs")
@@ -165,11 +158,9 @@ def after(first: Any, task: Any) -> Any:
     return until(published, "the next call is published")
 
 
-def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_dead_yet(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_dead_yet(recorder: Recorder) -> None:
     task = combined.stumbling
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "60"}, concurrency=2):
+    with workers(COMBINED, {"TEST_TTL": "60"}, concurrency=2):
         first = task.delay("k", 1, gate="never")
         run = until(lambda: recorder.events("enter"), "it runs")[0]
         os.kill(run.pid, signal.SIGSTOP)
@@ -186,11 +177,9 @@ def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_
 
 
 @pytest.mark.skipif(VERSION < (5, 7), reason="before Celery 5.7, no hook is called at a hard time limit")
-def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_runs(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_runs(recorder: Recorder) -> None:
     task = combined.reporting
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "60"}, concurrency=2):
+    with workers(COMBINED, {"TEST_TTL": "60"}, concurrency=2):
         first = task.apply_async(("k", 1), {"gate": "never"}, time_limit=1)
         with pytest.raises(TimeLimitExceeded):
             first.get(timeout=20)
@@ -202,11 +191,9 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
 
 
 @pytest.mark.prove
-def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(recorder: Recorder) -> None:
     task = combined.redelivered_cooling
-    with workers(COMBINED, {**env, "C_FORCE_ROOT": "1", "TEST_TTL": "30"}):
+    with workers(COMBINED, {"TEST_TTL": "30"}):
         result = task.delay("k", 1, gate="it ends")
         run = until(lambda: recorder.events("enter"), "it runs")[0]
         os.kill(run.pid, signal.SIGKILL)
@@ -216,18 +203,16 @@ def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(
         assert task.lock_state("k").cooldown_until is not None
 
 
-def test_retry_with_no_countdown_loses_nothing(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, 2):
+def test_retry_with_no_countdown_loses_nothing(recorder: Recorder) -> None:
+    with workers(APP, {}, 2):
         results = [tasks.retrying.delay(number, attempts=1) for number in range(20)]
         assert [result.get(timeout=30) for result in results] == [1] * 20
 
     assert overlaps(recorder.events()) == []
 
 
-def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 2):
+def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(recorder: Recorder) -> None:
+    with workers(APP, {}, 2):
         # One at a time, so that others are idle and take the retry while the body still ends.
         assert [tasks.retrying.delay(n, attempts=2, finish=0.5).get(timeout=30) for n in range(2)] == [2, 2]
 

@@ -22,6 +22,7 @@ from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import invoked
 from tests.acceptance.test_start import env_of
 from tests.browsing import Visitor
@@ -343,7 +344,7 @@ def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     results = {"result_backend": "cache+memory://"}
     tasks: list[dict[str, Any]] = [{"lock_name": ["shop"]}, {"lock_on_conflict": "join", "ignore_result": True}]
 
-    diagnosis = on_command_line(env_of(valkey, *tasks, **NOWHERE, **results, singleton_lock_ttl="30s"), *AT_LEISURE)
+    diagnosis = on_command_line(env_of(*tasks, **NOWHERE, **results, singleton_lock_ttl="30s"), *AT_LEISURE)
 
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
     said = diagnosis.of("tasks")[1]
@@ -369,7 +370,7 @@ def test_a_body_that_nobody_would_await_is_told(own: Server, app_of: AppOf) -> N
 @pytest.fixture
 def threads(valkey: Server) -> Iterator[Worker]:
     """A worker whose pool is of threads, and whose tasks were well when it began."""
-    with workers(APP, env_of(valkey), 1, "-Q", "io", pool="threads", concurrency=1) as (worker,):
+    with workers(APP, env_of(), 1, "-Q", "io", pool="threads", concurrency=1) as (worker,):
         yield worker
 
 
@@ -381,7 +382,7 @@ def prefork(valkey: Server) -> Iterator[Worker]:
 
 @pytest.mark.prove
 def test_workers_that_cannot_run_what_they_may_be_given_are_told(valkey: Server, threads: Worker) -> None:
-    env = env_of(valkey, {"lock_on_lost": "kill"}, task_routes={"task-0": "io"})
+    env = env_of({"lock_on_lost": "kill"}, task_routes={"task-0": "io"})
 
     diagnosis = answered(lambda: on_command_line(env, *BRIEFLY))
 
@@ -419,11 +420,8 @@ def test_that_no_worker_runs_is_a_no(own: Server, app_of: AppOf) -> None:
     assert "start one" in diagnosis.of("workers")[1]
 
 
-def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(
-    valkey: Server, tasks: Any, recorder: Recorder
-) -> None:
-    env = {"TEST_STORE": valkey.url, "TEST_TTL": "30"}
-    with workers("tests.acceptance.app", env, concurrency=1, pool="prefork"):
+def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: Server, recorder: Recorder) -> None:
+    with workers("tests.acceptance.app", {"TEST_TTL": "30"}, concurrency=1):
         tasks.by_policy["skip"].delay("busy", gate="it is examined")
         until(lambda: recorder.events("enter"), "it runs")
         queued = tasks.by_mode["until_executed"].delay("k")
@@ -440,7 +438,7 @@ def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(
 
 
 @pytest.mark.prove
-def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefork: Worker, recorder: Recorder) -> None:
+def test_holders_are_told_apart_and_left_alone(prefork: Worker, recorder: Recorder) -> None:
     url = tasks.app.conf.singleton_lock_url
     store = store_from_url(url)
     alive = tasks.skipped.delay("k", LONG)
@@ -484,7 +482,7 @@ def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
 def test_a_queue_that_no_worker_takes_is_told_at_once(valkey: Server, threads: Worker) -> None:
     tasks: list[dict[str, Any]] = [{"time_limit": 60}, {"time_limit": 60}, {"time_limit": 60, "queue": "io"}]
 
-    diagnosis = answered(lambda: on_command_line(env_of(valkey, *tasks), *BRIEFLY))
+    diagnosis = answered(lambda: on_command_line(env_of(*tasks), *BRIEFLY))
 
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
     assert (
@@ -513,9 +511,8 @@ def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_no
     store = f"{valkey.url.removesuffix('/0')}/2"
     with Proxy(valkey.port) as proxy:
         url = f"redis://127.0.0.1:{proxy.port}/2"
-        env = env_of(valkey, singleton_lock_url=url)
-        with workers(APP, env, 1, pool="threads", concurrency=1):
-            here = env_of(valkey, singleton_lock_url=store)
+        with workers(APP, env_of(singleton_lock_url=url), pool="threads", concurrency=1):
+            here = env_of(singleton_lock_url=store)
             assert answered(lambda: on_command_line(here, *BRIEFLY)).wrong == []
             proxy.black_hole()
             diagnosis = answered(lambda: on_command_line(here, "--timeout", "6"))
@@ -526,9 +523,9 @@ def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_no
 
 def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock: FakeClock) -> None:
     wall_clock.step("+100")
-    with workers(APP, {**env_of(valkey), **wall_clock.env}, 1, pool="threads", concurrency=1) as (worker,):
+    with workers(APP, {**env_of(), **wall_clock.env}, pool="threads", concurrency=1) as (worker,):
         name = re.findall(r"(w\w{6}@\S+) ready", worker.log())[0]
-        diagnosis = answered(lambda: on_command_line(env_of(valkey), *BRIEFLY))
+        diagnosis = answered(lambda: on_command_line(env_of(), *BRIEFLY))
 
     assert diagnosis.wrong == ["clock"]
     assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
@@ -550,14 +547,14 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
     ],
 )
 def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
-    valkey: Server, tasks: Any, recorder: Recorder, theirs_is_named: str | None, verdict: bool | None, words: str
+    valkey: Server, recorder: Recorder, theirs_is_named: str | None, verdict: bool | None, words: str
 ) -> None:
     broker = f"{valkey.url.removesuffix('/0')}/5" if theirs_is_named else valkey.url
     env = {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
     command = ("worker", "--pool", "threads", "--without-gossip", "--without-mingle", "-n")
     started = [Process("tests.acceptance.app", env, *command, "w@same")]
     if theirs_is_named:
-        started.append(Process("tests.acceptance.app", {**env, "TEST_BROKER": broker}, *command, theirs_is_named))
+        started.append(Process("tests.acceptance.app", {"TEST_BROKER": broker}, *command, theirs_is_named))
     try:
         until(lambda: all(" ready." in each.log() for each in started), "they are ready", timeout=60)
         with Celery(broker=broker, set_as_current=False) as publisher:
@@ -637,10 +634,10 @@ def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it
         client.execute_command("ACL", "SETUSER", "shop", "on", ">pa55word", "~*", "&*", "+@all")
     by_url = app_of(own.url.replace("//", "//shop:pa55word@"))
     user = {"username": "shop", "password": "pa55word"}
-    env = env_of(own, singleton_lock_url=own.url, singleton_lock_client_options=user)
+    env = env_of(singleton_lock_url=own.url, singleton_lock_client_options=user)
 
     (said,) = examined(by_url, *AT_LEISURE).advice
-    with workers(APP, env, 1, pool="threads", concurrency=1) as (worker,):
+    with workers(APP, env, pool="threads", concurrency=1) as (worker,):
         (name,) = re.findall(r"(w\w{6}@\S+) ready", worker.log())
         # By its name: else it would be waited for others as well.
         asks = ["inspect", "conf", "--timeout", "30", "--destination", name]
@@ -682,7 +679,7 @@ def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
 
 @pytest.mark.prove
 def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None:
-    env = env_of(valkey, {"lock_on_conflict": "wait", "time_limit": 60})
+    env = env_of({"lock_on_conflict": "wait", "time_limit": 60})
 
     (said,) = answered(lambda: on_command_line(env, *BRIEFLY)).advice
 
@@ -691,7 +688,7 @@ def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None
 
 @pytest.mark.prove
 def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: Server, threads: Worker) -> None:
-    env = env_of(valkey, {"lock_mode": "until_executed", "time_limit": 60})
+    env = env_of({"lock_mode": "until_executed", "time_limit": 60})
     store = store_from_url(valkey.url.removesuffix("/0") + "/2")
 
     def queued(number: int, seconds: float) -> str:

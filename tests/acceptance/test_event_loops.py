@@ -10,7 +10,6 @@ from celery_singleton_lock import LockLost
 from tests.acceptance.conftest import operated
 from tests.acceptance.loops_app import WAYS, waits
 from tests.recorder import Recorder, of_key, overlaps
-from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
@@ -50,12 +49,9 @@ WAY = "uvloop, kept for nothing else"
     ],
     ids=["threads", "threads, other ways", "prefork"],
 )
-@pytest.mark.usefixtures("tasks")
-def test_a_body_in_an_event_loop_ends(
-    env: dict[str, str], valkey: Server, recorder: Recorder, pool: str, ways: list[str]
-) -> None:
+def test_a_body_in_an_event_loop_ends(recorder: Recorder, pool: str, ways: list[str]) -> None:
     endings: list[Callable[[str, str, Any], None]] = [is_replaced, is_broken, is_lost]
-    with workers("tests.acceptance.loops_app", env, pool=pool, concurrency=2) as (worker,):
+    with workers("tests.acceptance.loops_app", pool=pool, concurrency=2) as (worker,):
         for way in ways:
             for ends in endings:
                 key = f"{way} {ends.__name__}"

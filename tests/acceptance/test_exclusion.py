@@ -1,14 +1,13 @@
 """P1, one at a time: real workers, real load, and proof that the recorder would see an overlap."""
 
-import os
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
@@ -28,16 +27,14 @@ for number in range({CALLS_EACH}):
 """
 
 
-def publish(env: dict[str, str]) -> None:
-    publishers = [
-        subprocess.Popen([sys.executable, "-c", PUBLISH], env={**os.environ, **env}) for _ in range(PUBLISHERS)
-    ]
+def publish() -> None:
+    publishers = [subprocess.Popen([sys.executable, "-c", PUBLISH]) for _ in range(PUBLISHERS)]
     assert [publisher.wait(60) for publisher in publishers] == [0] * PUBLISHERS
 
 
 def run_load(env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2) as pair:
-        publish(env)
+        publish()
         until(lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH, "every call has run", timeout=60)
         # A warm shutdown: who was killed between its body and its release would leave its key.
         for worker in pair:
@@ -47,9 +44,9 @@ def run_load(env: dict[str, str], recorder: Recorder) -> None:
 
 
 def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(
-    env: dict[str, str], recorder: Recorder, valkey: Server
+    recorder: Recorder, valkey: Server
 ) -> None:
-    run_load(env, recorder)
+    run_load({}, recorder)
 
     events = recorder.events()
     entered = recorder.events("enter")
@@ -62,27 +59,23 @@ def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(
 
 
 @pytest.mark.prove
-def test_the_same_load_without_the_lock_overlaps_so_the_recorder_can_see_it(
-    env: dict[str, str], recorder: Recorder
-) -> None:
-    run_load({**env, "TEST_SABOTAGE": "1"}, recorder)
+def test_the_same_load_without_the_lock_overlaps_so_the_recorder_can_see_it(recorder: Recorder) -> None:
+    run_load({"TEST_SABOTAGE": "1"}, recorder)
 
     assert len(overlaps(recorder.events())) > 0
 
 
-def test_two_tasks_of_one_lock_name_exclude_one_another(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, 1):
+def test_two_tasks_of_one_lock_name_exclude_one_another(recorder: Recorder) -> None:
+    with workers(APP):
         results = [task.delay("k", 0.2) for _ in range(3) for task in (tasks.one_of_two, tasks.shares_the_name)]
         assert [result.get(timeout=30) for result in results] == ["ran"] * 6
 
     assert overlaps(recorder.events()) == []
 
 
-def test_lock_for_keeps_all_runs_of_a_task_with_several_places_out(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_lock_for_keeps_all_runs_of_a_task_with_several_places_out(recorder: Recorder) -> None:
     task = combined.two_places["reschedule"]
-    with workers(combined.__name__, {**env, "C_FORCE_ROOT": "1"}, 1, concurrency=4), ThreadPoolExecutor(1) as thread:
+    with workers(combined.__name__, {}, 1, concurrency=4), ThreadPoolExecutor(1) as thread:
         first = [task.delay("k", number, gate=f"gate-{number}") for number in range(2)]
         until(lambda: len(recorder.events("enter")) == 2, "two run")
         lease = thread.submit(task.lock_for("k").acquire, timeout=60)

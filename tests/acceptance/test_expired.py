@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chord
 from celery.exceptions import ChordError, TaskRevokedError
 
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import forget_connections
 from tests.gates import open_gate
@@ -69,11 +70,9 @@ def stands_still(app: Celery) -> Iterator[None]:
     assert app.control.add_consumer(queue, reply=True, timeout=IN_TIME, limit=1)
 
 
-def all_end(
-    app: Celery, name: str, env: dict[str, str], recorder: Recorder, ways: dict[str, Callable[..., Any]]
-) -> None:
+def all_end(app: Celery, name: str, recorder: Recorder, ways: dict[str, Callable[..., Any]]) -> None:
     """Each call ends as REVOKED, or because a member of its chord does; none of them runs."""
-    with workers(name, {**env, "C_FORCE_ROOT": "1"}, 1, concurrency=len(ways) + 2) as (worker,):
+    with workers(name, concurrency=len(ways) + 2) as (worker,):
         moment = datetime.now(UTC) + timedelta(seconds=SECONDS)
         results = [call(recorder, expires=moment) for call in ways.values()]
         until(lambda: worker.log().count(" retry: ") >= len(ways) - 1, "the worker has had all of them")
@@ -87,17 +86,15 @@ def all_end(
     assert [event for event in recorder.events() if event.facts.get("number") == 2] == []
 
 
-def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(
-    tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(rabbit: str, recorder: Recorder) -> None:
     tasks.app.conf.broker_url = rabbit
     tasks.app.control.purge()
 
-    all_end(tasks.app, "tests.acceptance.combined_app", {**env, "TEST_BROKER": rabbit}, recorder, CLASSIC)
+    all_end(tasks.app, "tests.acceptance.combined_app", {"TEST_BROKER": rabbit}, recorder, CLASSIC)
 
 
 def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_quorum_queue(
-    valkey: Server, rabbit: str, env: dict[str, str], recorder: Recorder
+    valkey: Server, rabbit: str, recorder: Recorder
 ) -> None:
     pytest.importorskip("celery.utils.quorum_queues", reason="new in Celery 5.5")
     from tests.acceptance import quorum_app as quorum
@@ -107,6 +104,6 @@ def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_quorum_queue(
     ways = {policy: requeued_by(quorum.by_policy[policy], policy) for policy in ("reschedule", "rerun", "join")}
     ways["retry"] = retried(quorum.retrying)
 
-    all_end(quorum.app, "tests.acceptance.quorum_app", {**env, "TEST_BROKER": rabbit}, recorder, ways)
+    all_end(quorum.app, "tests.acceptance.quorum_app", {"TEST_BROKER": rabbit}, recorder, ways)
     forget_connections(quorum.app)
     gc.collect()

@@ -16,6 +16,7 @@ from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate, operated
 from tests.browsing import Visitor
 from tests.gates import open_gate
@@ -214,9 +215,9 @@ def told(operate: Operate, task: Any, number: int = 1) -> Callable[[], Any]:
     return lambda: len(outcomes(operate, task)) >= number and outcomes(operate, task)
 
 
-def test_why_did_it_not_run_last_night(tasks: Any, env: dict[str, str], operate: Operate, recorder: Recorder) -> None:
+def test_why_did_it_not_run_last_night(operate: Operate, recorder: Recorder) -> None:
     # A holder is told dead while its lease is still there.
-    with workers(APP, {**env, "TEST_TTL": "10"}, 1, concurrency=3):
+    with workers(APP, {"TEST_TTL": "10"}, concurrency=3):
         # A call that is rescheduled and then runs is nothing unusual.
         first = tasks.by_policy["reschedule"].delay("w", gate="it is refused")
         until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
@@ -246,11 +247,9 @@ def test_why_did_it_not_run_last_night(tasks: Any, env: dict[str, str], operate:
 
 
 @pytest.mark.prove
-def test_calls_without_an_answer_are_told_afterwards(
-    tasks: Any, env: dict[str, str], operate: Operate, own: Server
-) -> None:
+def test_calls_without_an_answer_are_told_afterwards(operate: Operate, own: Server) -> None:
     tasks.app.conf.singleton_lock_url = own.url
-    with workers(APP, {**env, "TEST_LOCKS": own.url}, 1), own.client() as client:
+    with workers(APP, {"TEST_LOCKS": own.url}), own.client() as client:
         client.config_set("maxmemory", 1)
         skipped = tasks.skipping_without_store.delay("k")
         unlocked = tasks.running_without_store.delay("k")

@@ -6,6 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Recorder
@@ -33,10 +34,10 @@ def test_join_is_refused_where_no_worker_can_read_results(valkey: Server, result
 
 @pytest.mark.parametrize("later", [["the last"], ["the second", "the last"]], ids=len)
 def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_on_to(
-    tasks: Any, env: dict[str, str], recorder: Recorder, later: list[str]
+    recorder: Recorder, later: list[str]
 ) -> None:
     task = combined.joined_handing_on
-    tracking = {**env, "C_FORCE_ROOT": "1", "TEST_TRACKING": "yes"}
+    tracking = {"TEST_TRACKING": "yes"}
     with workers("tests.acceptance.combined_app", tracking, 1, concurrency=4) as (worker,):
         holder = task.delay("k", "its own", *later)
         until(lambda: recorder.events("enter"), "it runs")
@@ -56,9 +57,9 @@ def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_o
 @pytest.mark.parametrize("end", ["killed", "ignored"])
 @pytest.mark.parametrize("by", ["retry", "replace"])
 def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_on(
-    tasks: Any, env: dict[str, str], recorder: Recorder, by: str, end: str
+    recorder: Recorder, by: str, end: str
 ) -> None:
-    task, run = combined.joined_going_on, ("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"})
+    task, run = combined.joined_going_on, ("tests.acceptance.combined_app", {})
     with workers(*run) as (holders,), workers(*run, 1, "-Q", "joiners") as (joiners,):
         task.delay("k", 0, by, "it ends", end)
         until(lambda: recorder.events("enter"), "its second run has begun")
@@ -72,9 +73,9 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
 
 
 def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_of_its_holder(
-    tasks: Any, env: dict[str, str], recorder: Recorder
+    recorder: Recorder,
 ) -> None:
-    task, run = tasks.by_policy["join"], ("tests.acceptance.app", {**env, "C_FORCE_ROOT": "1"})
+    task, run = tasks.by_policy["join"], ("tests.acceptance.app", {})
     with workers(*run, 1, "-Q", "joiners") as (joiners,):
         with workers(*run, 1) as (holders,):
             assert task.apply_async(("k", 1), task_id="nightly").get(timeout=20) == 1

@@ -4,12 +4,12 @@ import json
 import logging
 import os
 import signal
-from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import Lock, SingletonTask, StoreError
+from tests.acceptance import label_app as tasks
 from tests.acceptance.conftest import Operate
 from tests.recorder import Recorder
 from tests.servers import Server
@@ -20,18 +20,9 @@ APP = "tests.acceptance.label_app"
 PROMPTLY = 30
 
 
-@pytest.fixture
-def tasks(tasks: Any, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    from tests.acceptance import label_app
-
-    return label_app
-
-
-def test_operators_read_it_beside_the_key(
-    tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_operators_read_it_beside_the_key(operate: Operate, recorder: Recorder) -> None:
     queued = tasks.queued.apply_async(("k", 8), queue="nobody")
-    with workers(APP, env, 1) as (worker,):
+    with workers(APP) as (worker,):
         tasks.labelled.delay("k", 7, seconds=60.0)
         tasks.unlabelled.delay("k", 7, seconds=60.0)
         until(lambda: len(recorder.events("enter")) == 2, "they run")
@@ -51,11 +42,9 @@ def test_operators_read_it_beside_the_key(
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_in_the_queue"])
-def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
-    tasks: Any, env: dict[str, str], caplog: pytest.LogCaptureFixture, name: str
-) -> None:
+def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(caplog: pytest.LogCaptureFixture, name: str) -> None:
     task = getattr(tasks, name)
-    with workers(APP, env, 1) as (worker,):
+    with workers(APP) as (worker,):
         assert task.delay("k", 7).get(timeout=PROMPTLY) == "ran"
         lines = [line for line in worker.log().splitlines() if "lock.label_failed" in line]
 
@@ -70,11 +59,9 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
 
 
 @pytest.mark.prove
-def test_the_log_has_it_where_one_says_so_and_names_what_has_died(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    env = {**env, "TEST_LOG_LABELS": "yes", "TEST_TTL": "8"}
-    with workers(APP, env, 1, concurrency=2) as (worker,):
+def test_the_log_has_it_where_one_says_so_and_names_what_has_died(recorder: Recorder) -> None:
+    env = {"TEST_LOG_LABELS": "yes", "TEST_TTL": "8"}
+    with workers(APP, env, concurrency=2) as (worker,):
         call = tasks.labelled.delay("k", 7, 60.0)
         (event,) = until(lambda: recorder.events("enter"), "it runs")
         duplicate = tasks.labelled.delay("k", 7, 60.0)
@@ -87,7 +74,7 @@ def test_the_log_has_it_where_one_says_so_and_names_what_has_died(
         until(lambda: len(recorder.events("enter")) == 2, "it runs")
         # With its host, so that nobody knows until the next one comes.
         worker.kill()
-    with workers(APP, env, 1) as (heir,):
+    with workers(APP, env) as (heir,):
         until(lambda: not tasks.labelled.lock_holders("k", 8, 60.0), "its lease is over")
         tasks.labelled.delay("k", 8, 60.0)
         died = f"task_id={lost.id} label='supplier 8' task={tasks.labelled.name} host="

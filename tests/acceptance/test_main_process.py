@@ -4,10 +4,10 @@ import os
 import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Recorder
@@ -23,7 +23,7 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 def worker(valkey: Server) -> Iterator[Worker]:
-    with workers(APP, {"TEST_STORE": valkey.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1"}, 1) as (worker,):
+    with workers(APP, {"TEST_STORE": valkey.url, "TEST_TTL": "3"}) as (worker,):
         yield worker
 
 
@@ -33,9 +33,7 @@ def lives(worker: Worker) -> bool:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", ["a format", "a callable", "a callable of children"])
-def test_a_worker_outlives_an_expired_message_that_makes_no_key(
-    tasks: Any, worker: Worker, recorder: Recorder, kind: str
-) -> None:
+def test_a_worker_outlives_an_expired_message_that_makes_no_key(worker: Worker, recorder: Recorder, kind: str) -> None:
     # By its name, for whoever published it knew no better.
     result = tasks.app.send_task(combined.keyed_by[kind].name, ("no number",), expires=LONG_AGO)
 
@@ -46,7 +44,7 @@ def test_a_worker_outlives_an_expired_message_that_makes_no_key(
 
 
 @pytest.mark.prove
-def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_callable_for_keys_is_not_called_in_the_main_process(worker: Worker, recorder: Recorder) -> None:
     task = combined.keyed_by["a callable on record"]
     ran, killed = task.delay("ran"), task.delay("killed", 30)
     # Longer than a child's own heartbeat lets its main process look on.
@@ -67,9 +65,7 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
 
 
 @pytest.mark.prove
-def test_messages_that_have_waited_leave_nothing_in_the_main_process(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
+def test_messages_that_have_waited_leave_nothing_in_the_main_process(worker: Worker, recorder: Recorder) -> None:
     task = combined.by_policy["reschedule"]
 
     def objects_after_a_crowd(key: str) -> int:

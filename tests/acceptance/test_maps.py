@@ -40,7 +40,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_items_of_two_maps_with_one_key_never_run_at_once(tasks: Any, recorder: Recorder, form: str) -> None:
+def test_items_of_two_maps_with_one_key_never_run_at_once(recorder: Recorder, form: str) -> None:
     key = f"two-{form}"
     maps = [FORMS[form](combined.mapped["reschedule"], key).apply_async() for _ in range(2)]
     for result in maps:
@@ -51,7 +51,7 @@ def test_items_of_two_maps_with_one_key_never_run_at_once(tasks: Any, recorder: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_item_that_is_skipped_has_no_result(tasks: Any, held: Any, form: str) -> None:
+def test_an_item_that_is_skipped_has_no_result(held: Any, form: str) -> None:
     key = f"skipped-{form}"
     held(combined.mapped["skip"], key)
 
@@ -60,7 +60,7 @@ def test_an_item_that_is_skipped_has_no_result(tasks: Any, held: Any, form: str)
 
 
 @pytest.mark.prove
-def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, recorder: Recorder) -> None:
+def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(recorder: Recorder) -> None:
     task, key = combined.mapped["replace"], "replaced-item"
     items = task.starmap([(key, 1, 30), (f"{key} next", 2)]).apply_async()
     until(lambda: of_key(recorder, key), "the item runs")

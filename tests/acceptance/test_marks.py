@@ -11,6 +11,7 @@ from celery.exceptions import NotRegistered
 from kombu import serialization
 
 from celery_singleton_lock import LockHeld, SingletonTask
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
@@ -45,9 +46,7 @@ def new_call(task: Any, key: str, *old: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", combined.unique)
-def test_a_call_that_ended_without_a_run_is_queued_no_more(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
-) -> None:
+def test_a_call_that_ended_without_a_run_is_queued_no_more(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.unique[policy], f"without-a-run-{policy}"
     first = task.delay(key, 1, gate=key)
     until(lambda: of_key(recorder, key, "enter"), "the first runs")
@@ -61,7 +60,7 @@ def test_a_call_that_ended_without_a_run_is_queued_no_more(
     assert new_call(task, key, first, second).get(timeout=PROMPTLY) == 3
 
 
-def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(tasks: Any, worker: Worker) -> None:
+def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(worker: Worker) -> None:
     first = combined.stumbling.delay("stumbles", stumbles=True)
     with pytest.raises(ValueError, match="it stumbles"):
         first.get(timeout=PROMPTLY)
@@ -70,9 +69,7 @@ def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(tasks: Any, 
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
-def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(
-    tasks: Any, worker: Worker, mode: str
-) -> None:
+def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(worker: Worker, mode: str) -> None:
     @tasks.app.task(base=SingletonTask, name=f"known-here-only-{mode}", lock_mode=mode)
     def unknown(key: str, number: int = 0) -> None: ...
 
@@ -85,9 +82,7 @@ def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
-def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(
-    tasks: Any, worker: Worker, mode: str
-) -> None:
+def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(worker: Worker, mode: str) -> None:
     serialization.register("ours-alone", json.dumps, json.loads, "application/x-ours-alone", "utf-8")
     task = combined.waiting_by_mode[mode]
     first = task.apply_async(("refused", 1), serializer="ours-alone")
@@ -98,7 +93,7 @@ def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(
 
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
 def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_published(
-    tasks: Any, worker: Worker, recorder: Recorder
+    worker: Worker, recorder: Recorder
 ) -> None:
     first = combined.dying.delay("lost-child", 1, 30)
     os.kill(until(lambda: of_key(recorder, "lost-child", "enter"), "it runs")[0].pid, signal.SIGKILL)
@@ -111,7 +106,7 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
 @pytest.mark.prove
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
 def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_more(
-    tasks: Any, worker: Worker, recorder: Recorder
+    worker: Worker, recorder: Recorder
 ) -> None:
     task, key = combined.dying_at_once, "lost-for-good"
     first = task.delay(key, 1, 30)
@@ -132,19 +127,19 @@ def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_mo
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
 def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
-    tasks: Any, valkey: Server, recorder: Recorder, mode: str
+    valkey: Server, recorder: Recorder, mode: str
 ) -> None:
     task, key, queue = combined.waiting_by_mode[mode], f"one-slot-{mode}", f"one-slot-{mode}"
     # Sent by its name, as another service does, it is not marked as queued.
     first = tasks.app.send_task(task.name, (key, 1), queue=queue)
     second = task.apply_async((key, 2), queue=queue)
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, "-Q", queue, concurrency=1):
+    with workers(APP, {"TEST_STORE": valkey.url}, 1, "-Q", queue, concurrency=1):
         assert first.get(timeout=PROMPTLY) == 1
         assert second.get(timeout=PROMPTLY) == 2
 
 
 def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_nobody_meanwhile(
-    tasks: Any, worker: Worker, recorder: Recorder
+    worker: Worker, recorder: Recorder
 ) -> None:
     task, key = tasks.rescheduled_in_queue, "a-later-step"
     queued = task.apply_async((key, 1), queue="of nobody")
@@ -159,7 +154,7 @@ def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_n
 
 
 @pytest.mark.prove
-def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_queued_call_of_later_does_not_keep_a_retry_out(worker: Worker, recorder: Recorder) -> None:
     task, key = combined.retrying_unique, "called-meanwhile"
     first = task.delay(key, 1, countdown=5)
     until(lambda: first.state == "RETRY", "it waits for its retry")

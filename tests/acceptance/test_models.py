@@ -21,12 +21,12 @@ PROMPTLY = 15
 
 @pytest.fixture
 def worker(valkey: Server) -> Iterator[Worker]:
-    with workers("tests.acceptance.models_app", {"TEST_STORE": valkey.url, "TEST_TTL": "3"}, 1) as (worker,):
+    with workers("tests.acceptance.models_app", {"TEST_STORE": valkey.url, "TEST_TTL": "3"}) as (worker,):
         yield worker
 
 
 @pytest.fixture
-def models(tasks: Any) -> Any:
+def models() -> Any:
     from tests.acceptance import models_app
 
     return models_app

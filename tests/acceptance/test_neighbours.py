@@ -24,8 +24,7 @@ HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
 
 @pytest.fixture(scope="module", params=["sentry", "newrelic", pytest.param("datadog", marks=pytest.mark.prove)])
 def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
-    env = {"TEST_STORE": valkey.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1", "TEST_NEIGHBOUR": request.param}
-    with workers("tests.acceptance.neighbour_app", env, 1, concurrency=4) as (worker,):
+    with workers("tests.acceptance.neighbour_app", {"TEST_NEIGHBOUR": request.param}, concurrency=4) as (worker,):
         yield worker
 
 
@@ -41,9 +40,7 @@ def running(recorder: Recorder, task: Any, key: str, *args: Any) -> Any:
     return result
 
 
-def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(
-    tasks: Any, worker: Worker, recorder: Recorder, key: str
-) -> None:
+def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.unique["reschedule"]
     holder = running(recorder, task, key)
 
@@ -61,7 +58,7 @@ def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(
     assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
 
 
-def test_the_newest_call_is_the_next_run(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.by_policy["rerun"]
     running(recorder, task, key)
     later = [task.apply_async((key, number), **HIDING) for number in (1, 2, 3)]
@@ -74,7 +71,7 @@ def test_the_newest_call_is_the_next_run(tasks: Any, worker: Worker, recorder: R
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [0, 3]
 
 
-def test_a_joined_run_gives_its_result(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+def test_a_joined_run_gives_its_result(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.by_policy["join"]
     running(recorder, task, key, 1)
     joiner = task.apply_async((key, 2), **HIDING)
@@ -85,7 +82,7 @@ def test_a_joined_run_gives_its_result(tasks: Any, worker: Worker, recorder: Rec
     assert len(of_key(recorder, key, "enter")) == 1
 
 
-def test_a_retry_gives_the_key_back(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+def test_a_retry_gives_the_key_back(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.retrying_unique
     retried = task.apply_async((key, 1, 5), **HIDING)
     until(lambda: retried.state == "RETRY", "it waits for its retry")
@@ -96,7 +93,7 @@ def test_a_retry_gives_the_key_back(tasks: Any, worker: Worker, recorder: Record
     assert overlaps(of_key(recorder, key)) == []
 
 
-def test_a_retry_keeps_its_time_of_publication(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+def test_a_retry_keeps_its_time_of_publication(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.retrying_replace
     older = task.apply_async((key, 1, 2), **HIDING)
     until(lambda: older.state == "RETRY", "the older one waits for its retry")

@@ -10,6 +10,7 @@ import pytest
 from celery import chord, group
 
 from celery_singleton_lock import CallRevoked
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -42,15 +43,13 @@ def ends_for(newest: Any, *older: Any) -> None:
 
 
 @every_pair
-def test_of_calls_with_a_countdown_the_last_one_runs(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
-) -> None:
+def test_of_calls_with_a_countdown_the_last_one_runs(recorder: Recorder, pair: str) -> None:
     task = tasks.newest_of[pair]
     *older, newest = [task.apply_async(("k", number), countdown=1) for number in range(4)]
 
     assert len({newest.id, *(each.id for each in older)}) == 4
     assert task.lock_state("k").queued == newest.id
-    with workers(APP, env, 1, concurrency=3):
+    with workers(APP, concurrency=3):
         assert newest.get(timeout=SOON) == 3
         ends_for(newest, *older)
         assert task.delay("k", 4).get(timeout=SOON) == 4
@@ -72,7 +71,7 @@ clocks_that_differ = pytest.mark.parametrize("ahead", [2, pytest.param(40, marks
 @clocks_that_differ
 @every_pair
 def test_the_queued_call_that_was_published_last_is_the_newest_whatever_the_clocks_of_publishers_say(
-    tasks: Any, pair: str, ahead: float
+    pair: str, ahead: float
 ) -> None:
     task = tasks.newest_of[pair]
     with clock_ahead(ahead):
@@ -87,10 +86,10 @@ def test_the_queued_call_that_was_published_last_is_the_newest_whatever_the_cloc
 @pytest.mark.parametrize("policy", ["rerun", pytest.param("replace", marks=pytest.mark.prove)])
 @pytest.mark.parametrize("sender", ["delay", "send_task"])
 def test_the_call_that_was_published_last_runs_next_whatever_the_clocks_of_publishers_say(
-    tasks: Any, env: dict[str, str], recorder: Recorder, policy: str, sender: str, ahead: float
+    recorder: Recorder, policy: str, sender: str, ahead: float
 ) -> None:
     task = tasks.by_policy[policy]
-    with workers(APP, env, 1, concurrency=4):
+    with workers(APP, concurrency=4):
         # The one that is replaced never gets through its gate.
         holder = task.delay("k", 0, gate="it ends")
         until(lambda: recorder.events("enter"), "it runs")
@@ -111,12 +110,10 @@ def test_the_call_that_was_published_last_runs_next_whatever_the_clocks_of_publi
 
 
 @every_pair
-def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
-) -> None:
+def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(recorder: Recorder, pair: str) -> None:
     task = tasks.debounced_of[pair]
     sent = list[float]()
-    with workers(APP, env, 1, concurrency=3):
+    with workers(APP, concurrency=3):
         # Each call comes before the one before it is due, until two of them have run.
         while len(numbers(recorder)) < 2:
             assert len(sent) < 200, numbers(recorder)
@@ -136,11 +133,9 @@ def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(
 
 
 @pytest.mark.parametrize("pair", [PAIRS[1], pytest.param(PAIRS[2], marks=pytest.mark.prove)])
-def test_of_calls_during_a_run_the_last_one_is_the_next_run(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
-) -> None:
+def test_of_calls_during_a_run_the_last_one_is_the_next_run(recorder: Recorder, pair: str) -> None:
     task = tasks.newest_of[pair]
-    with workers(APP, env, 1, concurrency=3):
+    with workers(APP, concurrency=3):
         # The one that is replaced never gets through its gate.
         first = task.delay("k", 0, gate="it ends")
         until(lambda: recorder.events("enter"), "it runs")
@@ -161,11 +156,9 @@ def test_of_calls_during_a_run_the_last_one_is_the_next_run(
 
 @every_pair
 @pytest.mark.parametrize("end", ["expired", "revoked"])
-def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str, end: str
-) -> None:
+def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(recorder: Recorder, pair: str, end: str) -> None:
     task = tasks.newest_of[pair]
-    with workers(APP, env, 1, concurrency=1):
+    with workers(APP, concurrency=1):
         tasks.by_policy["skip"].delay("another", gate="the worker is free")
         until(lambda: recorder.events("enter"), "the worker is busy")
         older = task.delay("k", 1)
@@ -184,27 +177,25 @@ def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(
 
 @pytest.mark.prove
 @every_pair
-def test_an_older_message_that_is_delivered_again_after_the_newest_has_run_ends(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
-) -> None:
-    task, env = tasks.newest_of[pair], {**env, "TEST_VISIBILITY": "3"}
-    with workers(APP, env, 1, concurrency=1) as (worker,):
+def test_an_older_message_that_is_delivered_again_after_the_newest_has_run_ends(recorder: Recorder, pair: str) -> None:
+    task, env = tasks.newest_of[pair], {"TEST_VISIBILITY": "3"}
+    with workers(APP, env, concurrency=1) as (worker,):
         tasks.by_policy["skip"].delay("another", gate="never")
         until(lambda: recorder.events("enter"), "the worker is busy")
         older = task.delay("k", 1)
         until(lambda: older.id in str(task.app.control.inspect().reserved()), "the worker has its message")
         worker.kill()
     newest = task.delay("k", 2)
-    with workers(APP, env, 1):
+    with workers(APP, env):
         assert newest.get(timeout=SOON) == 2
         ends_for(newest, older)
     assert numbers(recorder)[1:] == [2]
 
 
-def test_a_canvas_ends_of_which_the_newest_member_runs(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+def test_a_canvas_ends_of_which_the_newest_member_runs(recorder: Recorder) -> None:
     task = tasks.newest_of[PAIRS[1]]
     members = [task.si("k", number) for number in range(3)]
-    with workers(APP, env, 1, concurrency=1):
+    with workers(APP, concurrency=1):
         tasks.by_policy["skip"].delay("another", gate="the worker is free")
         until(lambda: recorder.events("enter"), "the worker is busy")
         grouped = group(members)()
@@ -217,11 +208,9 @@ def test_a_canvas_ends_of_which_the_newest_member_runs(tasks: Any, env: dict[str
     assert numbers(recorder)[1:] == [2]
 
 
-def test_a_retry_neither_takes_the_place_of_a_queued_call_nor_gives_way_to_it(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_retry_neither_takes_the_place_of_a_queued_call_nor_gives_way_to_it(recorder: Recorder) -> None:
     task = tasks.newest_retried
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         first = task.delay("k", 1, fails=True, gate="it fails")
         until(lambda: recorder.events("enter"), "it runs")
         queued = task.apply_async(("k", 2), countdown=600)

@@ -19,6 +19,7 @@ from celery_singleton_lock import LockLost
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate
 from tests.contract.asking import Waiter
 from tests.gates import open_gate
@@ -45,8 +46,8 @@ def results(valkey: Server, request: pytest.FixtureRequest) -> Celery:
 
 
 @pytest.fixture
-def worker(env: dict[str, str]) -> Iterator[Worker]:
-    with workers(APP, {**env, "TEST_TTL": str(TTL)}, 1, concurrency=3) as (worker,):
+def worker() -> Iterator[Worker]:
+    with workers(APP, {"TEST_TTL": str(TTL)}, concurrency=3) as (worker,):
         yield worker
 
 
@@ -61,7 +62,7 @@ def running(recorder: Recorder, number: int = 1) -> None:
 # What is listed.
 
 
-def test_a_list_tells_of_a_holder_while_all_workers_are_down(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_list_tells_of_a_holder_while_all_workers_are_down(operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
 
@@ -85,7 +86,7 @@ def test_a_list_tells_of_a_holder_while_all_workers_are_down(tasks: Any, operate
     }
 
 
-def test_a_list_for_people_has_its_columns(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_list_for_people_has_its_columns(operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
 
@@ -96,9 +97,7 @@ def test_a_list_for_people_has_its_columns(tasks: Any, operate: Operate, store: 
     assert all(re.fullmatch(r"\d+\.\ds", cell) for cell in line[4:6])
 
 
-def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(
-    env: dict[str, str], operate: Operate, store: Store
-) -> None:
+def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(operate: Operate, store: Store) -> None:
     task_id = "3d6d917c-69a7-491a-a8d8-5d8d4091e830"
     keys = [f"singleton:v3:{{{name}:850619f2bc8f15f0cb96f1808d711840}}" for name in ("a", f"first.{'x' * 150}.last")]
     for key in keys:
@@ -106,20 +105,20 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(
         store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
     store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, cooldown=0.0)
 
-    lines = on_a_terminal(env, "list").splitlines()
+    lines = on_a_terminal("list").splitlines()
 
     assert max(map(len, lines)) == 100
     assert all("3d6d917c…" in line and "850619f2…" in line and ":12345" in line for line in lines[1:3])
     assert all("first." in line and ".last" in line for line in lines if "first" in line)
-    for wide in (operate("list").stdout, on_a_terminal(env, "list", "--wide")):
+    for wide in (operate("list").stdout, on_a_terminal("list", "--wide")):
         assert all(text in wide for text in (task_id, *keys, host, "7" * 51))
 
 
-def on_a_terminal(env: dict[str, str], *arguments: str) -> str:
+def on_a_terminal(*arguments: str) -> str:
     """What a command shows there."""
     ours, inside = os.openpty()
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", *arguments]
-    with subprocess.Popen(command, env={**os.environ, **env}, stdout=inside, stdin=inside) as process:
+    with subprocess.Popen(command, stdout=inside, stdin=inside) as process:
         os.close(inside)
         shown = b""
         # At its end the terminal has an error, and no more text.
@@ -132,7 +131,7 @@ def on_a_terminal(env: dict[str, str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("pattern", ["*.skipped", "tests.acceptance.app.skippe[d]"])
-def test_a_pattern_is_about_lock_names(tasks: Any, operate: Operate, store: Store, pattern: str) -> None:
+def test_a_pattern_is_about_lock_names(operate: Operate, store: Store, pattern: str) -> None:
     for task in (tasks.skipped, tasks.refused):
         store.acquire(claim(task.lock_key_for("k")))
 
@@ -141,7 +140,7 @@ def test_a_pattern_is_about_lock_names(tasks: Any, operate: Operate, store: Stor
     assert [row["key"] for row in rows] == [tasks.skipped.lock_key_for("k")]
 
 
-def test_the_token_is_in_no_output(tasks: Any, operate: Operate, store: Store) -> None:
+def test_the_token_is_in_no_output(operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
     commands = [["list"], ["show", key], ["show", "id-1"], ["break", key, "--dry-run"]]
@@ -160,7 +159,7 @@ def each_way(command: list[str]) -> list[tuple[list[str], int]]:
 # What is shown.
 
 
-def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -> None:
+def test_all_about_a_lock_is_shown(operate: Operate, store: Store) -> None:
     key = tasks.three_at_once.lock_key_for("k")
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
@@ -179,7 +178,7 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
 
 
 def test_a_lock_is_found_by_its_task_or_a_beginning_of_its_name_and_the_arguments(
-    tasks: Any, operate: Operate, store: Store
+    operate: Operate, store: Store
 ) -> None:
     key = tasks.three_at_once.lock_key_for("k", seconds=2)
     store.acquire(claim(key, "id-1"))
@@ -206,7 +205,7 @@ def on_command_line(env: dict[str, str], *arguments: str) -> subprocess.Complete
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
-def test_a_lock_that_nobody_has_is_a_no(tasks: Any, operate: Operate) -> None:
+def test_a_lock_that_nobody_has_is_a_no(operate: Operate) -> None:
     key = tasks.skipped.lock_key_for("k")
 
     assert json.loads(operate("show", key, "--json", code=NO).stdout)["holders"] == []
@@ -233,7 +232,7 @@ def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: 
     assert says in operate("show", *arguments, code=USAGE).stderr
 
 
-def test_what_became_of_a_call_is_shown(tasks: Any, operate: Operate, worker: Worker, recorder: Recorder) -> None:
+def test_what_became_of_a_call_is_shown(operate: Operate, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
     holder = task.delay("k", gate="all is shown")
     running(recorder)
@@ -264,7 +263,7 @@ def lines_of(said: str) -> dict[str, str]:
 
 
 def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
-    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+    operate: Operate, worker: Worker, recorder: Recorder
 ) -> None:
     task = tasks.by_policy["wait"]
     key = task.lock_key_for("k")
@@ -284,7 +283,7 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     assert waiter.get(timeout=PROMPTLY) == 0
 
 
-def test_a_call_that_is_queued_says_so(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_call_that_is_queued_says_so(operate: Operate, store: Store) -> None:
     store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
 
     assert lines_of(operate("show", "id-q").stdout)["now"] == "is queued"
@@ -297,7 +296,7 @@ def test_a_call_of_which_nothing_is_known_is_a_no(operate: Operate) -> None:
     assert "only in the log: task_id=no-such-id" in said
 
 
-def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(operate: Operate, store: Store) -> None:
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
     tasks.app.conf.result_backend = f"redis://127.0.0.1:{free_port()}/0?health_check_interval=0"
     tasks.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
@@ -326,7 +325,7 @@ def test_what_is_no_number_of_seconds_is_refused(operate: Operate, words: list[s
 
 @pytest.mark.prove
 @pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"]])
-def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Operate, command: list[str]) -> None:
+def test_a_store_that_is_away_is_told_by_the_exit_code(operate: Operate, command: list[str]) -> None:
     key = tasks.skipped.lock_key_for("k")
     port = free_port()
     tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{port}/0"
@@ -339,7 +338,7 @@ def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Oper
     assert "pa55" not in done.stderr
 
 
-def test_a_store_that_cannot_be_used_is_told(tasks: Any, operate: Operate) -> None:
+def test_a_store_that_cannot_be_used_is_told(operate: Operate) -> None:
     tasks.app.conf.singleton_lock_url = "ftp://somewhere"
 
     assert "unknown scheme" in operate("list", code=USAGE).stderr
@@ -349,7 +348,7 @@ def test_a_store_that_cannot_be_used_is_told(tasks: Any, operate: Operate) -> No
 
 
 def test_a_broken_run_ends_revoked_and_names_who_asked(
-    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+    operate: Operate, worker: Worker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     monkeypatch.setattr("socket.gethostname", lambda: "ops-1")
@@ -374,13 +373,11 @@ def test_a_broken_run_ends_revoked_and_names_who_asked(
     assert (shown["state"], shown["reason"]) == ("REVOKED", "broken")
 
 
-def test_a_broken_run_with_automatic_retries_is_not_run_again(
-    tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_broken_run_with_automatic_retries_is_not_run_again(operate: Operate, recorder: Recorder) -> None:
     from tests.acceptance import combined_app as combined
 
     task = combined.replace_autoretrying
-    with workers("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"}, 1):
+    with workers("tests.acceptance.combined_app"):
         holder = task.delay("k", 1, seconds=60)
         running(recorder)
         operate("break", task.lock_key_for("k"), "--yes")
@@ -392,9 +389,7 @@ def test_a_broken_run_with_automatic_retries_is_not_run_again(
 
 
 @pytest.mark.prove
-def test_force_frees_at_once_and_says_what_that_risks(
-    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
-) -> None:
+def test_force_frees_at_once_and_says_what_that_risks(operate: Operate, worker: Worker, recorder: Recorder) -> None:
     holder = tasks.aborted.delay("k", 60.0)
     running(recorder)
     key = tasks.aborted.lock_key_for("k", 60.0)
@@ -410,7 +405,7 @@ def test_force_frees_at_once_and_says_what_that_risks(
 
 @pytest.mark.prove
 def test_who_is_only_warned_is_not_free_in_time_and_it_is_said_how_to_end_it(
-    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+    operate: Operate, worker: Worker, recorder: Recorder
 ) -> None:
     holder = tasks.warned.delay("k", 60.0)
     running(recorder)
@@ -422,7 +417,7 @@ def test_who_is_only_warned_is_not_free_in_time_and_it_is_said_how_to_end_it(
     until(lambda: not tasks.warned.lock_holders("k", 60.0), "it is free")
 
 
-def test_a_break_frees_what_a_purge_has_left(tasks: Any, operate: Operate, env: dict[str, str]) -> None:
+def test_a_break_frees_what_a_purge_has_left(operate: Operate) -> None:
     task = tasks.by_mode["until_executed"]
     lost = task.delay("k")
     tasks.app.control.purge()
@@ -435,11 +430,11 @@ def test_a_break_frees_what_a_purge_has_left(tasks: Any, operate: Operate, env: 
     operate("show", key, code=NO)
     again = task.delay("k", 3)
     assert again.id != lost.id
-    with workers(APP, env, 1):
+    with workers(APP):
         assert again.get(timeout=PROMPTLY) == 3
 
 
-def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: Operate, store: Store) -> None:
+def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, store: Store) -> None:
     def key(name: str, number: int) -> str:
         return f"singleton:v3:{{{name}:{number:032x}}}"
 
@@ -472,21 +467,21 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: O
     assert store.broken_by(claim(held)) is None
 
 
-def test_a_pattern_is_told_what_takes_one(tasks: Any, operate: Operate) -> None:
+def test_a_pattern_is_told_what_takes_one(operate: Operate) -> None:
     for command in (["break", "ops.*", "--yes"], ["show", "ops.*"]):
         said = operate(*command, code=USAGE).stderr
         assert "'ops.*' is a pattern" in said
         assert all(f"`{way} 'ops.*'`" in said for way in ("list", "break --marks"))
 
 
-def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:
+def test_a_break_of_nothing_is_a_no(operate: Operate) -> None:
     key = tasks.skipped.lock_key_for("k")
 
     for more in ([], ["--force"], ["--dry-run"]):
         assert "Nothing to break" in operate("break", key, "--yes", *more, code=NO).stderr
 
 
-def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
     store.mark_queued(key, "id-q", 60.0, limit=0, cooldown=30.0)
@@ -506,11 +501,11 @@ def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(tasks: Any, operate
 class Terminal:
     """A `break` that asks a person."""
 
-    def __init__(self, env: dict[str, str], *arguments: str) -> None:
+    def __init__(self, *arguments: str) -> None:
         self._keyboard, inside = os.openpty()
         command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "break", *arguments]
         streams = {"stdin": inside, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        self._process = subprocess.Popen(command, env={**os.environ, **env}, text=True, **streams)  # type: ignore[call-overload]
+        self._process = subprocess.Popen(command, text=True, **streams)  # type: ignore[call-overload]
         os.close(inside)
         self._said = ""
 
@@ -530,10 +525,10 @@ class Terminal:
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", YES), ("n\n", NO), ("\n", NO)])
-def test_a_person_is_asked(tasks: Any, env: dict[str, str], store: Store, answer: str, code: int) -> None:
+def test_a_person_is_asked(store: Store, answer: str, code: int) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
-    terminal = Terminal(env, key, "--force")
+    terminal = Terminal(key, "--force")
 
     terminal.is_asked()
     ended, said = terminal.answers(answer)
@@ -543,10 +538,10 @@ def test_a_person_is_asked(tasks: Any, env: dict[str, str], store: Store, answer
     assert (store.holders(key) == []) == (code == YES)
 
 
-def test_who_has_come_while_a_person_was_thinking_is_left_alone(tasks: Any, env: dict[str, str], store: Store) -> None:
+def test_who_has_come_while_a_person_was_thinking_is_left_alone(store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
-    terminal = Terminal(env, key)
+    terminal = Terminal(key)
     terminal.is_asked()
     store.release(claim(key, "id-1"), 1)
     store.acquire(claim(key, "id-2", "another"))
@@ -558,7 +553,7 @@ def test_who_has_come_while_a_person_was_thinking_is_left_alone(tasks: Any, env:
     assert store.broken_by(claim(key, token="another")) is None
 
 
-def test_one_of_several_holders_is_meant_by_its_name(tasks: Any, operate: Operate, store: Store) -> None:
+def test_one_of_several_holders_is_meant_by_its_name(operate: Operate, store: Store) -> None:
     key = tasks.three_at_once.lock_key_for("k")
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
@@ -574,13 +569,11 @@ def test_one_of_several_holders_is_meant_by_its_name(tasks: Any, operate: Operat
     assert "does not hold" in operate("break", key, "--holder", "id-b", "--yes", code=NO).stderr
 
 
-def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(
-    tasks: Any, env: dict[str, str], operate: Operate, store: Store
-) -> None:
+def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(operate: Operate, store: Store) -> None:
     keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(3))
     for key in keys:
         store.mark_queued(key, "id-1", 60.0, limit=0, cooldown=0.0)
-    terminal = Terminal(env, "--marks", "*")
+    terminal = Terminal("--marks", "*")
     terminal.is_asked()
     store.unmark(keys[0], "id-1")
     store.mark_queued(keys[0], "id-2", 60.0, limit=0, cooldown=0.0)

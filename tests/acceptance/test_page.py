@@ -27,6 +27,7 @@ from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate
 from tests.browsing import Visitor
 from tests.contract.asking import Waiter
@@ -39,7 +40,7 @@ EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
 
 
 @pytest.fixture
-def reader(tasks: Any) -> Visitor:
+def reader() -> Visitor:
     return Visitor(application(tasks.app))
 
 
@@ -80,7 +81,7 @@ def test_a_page_without_locks_says_so(reader: Visitor) -> None:
     assert OF_ONE_PROCESS not in words_in(reply.body)
 
 
-def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_the_page_shows_who_holds_who_waits_and_what_is_queued(reader: Visitor, store: Store) -> None:
     held, queued = tasks.skipped.lock_key_for("k"), tasks.refused.lock_key_for("k")
     store.acquire(claim(held, "id-1"))
     store.mark_queued(queued, "id-q", 60.0, limit=0, cooldown=0.0)
@@ -98,7 +99,7 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
 
 
 @pytest.mark.prove
-def test_a_holder_that_does_not_renew_looks_like_none_that_does(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_a_holder_that_does_not_renew_looks_like_none_that_does(reader: Visitor, store: Store) -> None:
     with Lock("renewed", app=tasks.app, ttl=3):
         store.acquire(replace(claim(tasks.skipped.lock_key_for("k"), "id-1"), ttl=12.0))
 
@@ -116,7 +117,7 @@ def test_a_holder_that_does_not_renew_looks_like_none_that_does(tasks: Any, read
     assert re.search(r"held not renewed id-1 w1@web:7 \d\.\ds \d\.\ds of 12\.0s", said)
 
 
-def test_a_call_with_a_countdown_is_due_in_its_time(tasks: Any, reader: Visitor) -> None:
+def test_a_call_with_a_countdown_is_due_in_its_time(reader: Visitor) -> None:
     tasks.by_mode["until_executed"].apply_async(("k",), countdown=600)
 
     (row,) = json.loads(reader.get("/locks.json").body)
@@ -126,7 +127,7 @@ def test_a_call_with_a_countdown_is_due_in_its_time(tasks: Any, reader: Visitor)
     assert re.search(r"queued in celery \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
 
 
-def test_the_first_line_says_whether_the_locks_are_well(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: Store) -> None:
     said = words_in(reader.get().body)
     assert "UTC The locks are well. Oldest wait: - Last hour: nothing unusual Held" in said
 
@@ -146,7 +147,7 @@ def test_the_first_line_says_whether_the_locks_are_well(tasks: Any, reader: Visi
     assert "A call waits for" in words_in(Visitor(application(tasks.app)).get("/", "name=nothing").body)
 
 
-def test_a_beat_that_leads_and_one_that_is_gone_stand_in_the_first_line(tasks: Any, reader: Visitor) -> None:
+def test_a_beat_that_leads_and_one_that_is_gone_stand_in_the_first_line(reader: Visitor) -> None:
     beat = SingletonSchedulerMixin(tasks.app)
     beat.tick()
     assert "The locks are well. Beat: leads" in words_in(reader.get().body)
@@ -155,7 +156,7 @@ def test_a_beat_that_leads_and_one_that_is_gone_stand_in_the_first_line(tasks: A
     assert "No beat leads. Beat: none leads" in words_in(Visitor(application(tasks.app)).get().body)
 
 
-def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_programs_read_what_the_command_line_writes(reader: Visitor, store: Store) -> None:
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
 
     reply = reader.get("/locks.json")
@@ -180,7 +181,7 @@ def test_names_are_text_and_no_part_of_the_page(reader: Visitor, store: Store) -
     assert EVIL in words_in(body)
 
 
-def test_of_many_that_wait_the_first_are_named_once(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_of_many_that_wait_the_first_are_named_once(reader: Visitor, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=2))
@@ -210,7 +211,7 @@ def test_a_browser_is_told_to_run_and_to_load_nothing(reader: Visitor, path: str
 
 
 @pytest.fixture
-def away(tasks: Any) -> str:
+def away() -> str:
     tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
     return str(tasks.app.conf.singleton_lock_url)
 
@@ -232,7 +233,7 @@ def test_health_is_that_of_the_store(reader: Visitor) -> None:
 # What Prometheus is told.
 
 
-def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_what_is_held_and_what_was_counted_is_told_to_prometheus(reader: Visitor, store: Store) -> None:
     name = tasks.skipped.name
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
     store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
@@ -253,7 +254,7 @@ def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, rea
     assert not any("of-user" in line or "celery." in line for line in lines)
 
 
-def test_a_queued_call_is_due_from_its_publication_though_it_expires(tasks: Any, reader: Visitor) -> None:
+def test_a_queued_call_is_due_from_its_publication_though_it_expires(reader: Visitor) -> None:
     tasks.by_mode["until_executed"].apply_async(("k",), expires=600)
 
     def seconds() -> float:
@@ -265,7 +266,7 @@ def test_a_queued_call_is_due_from_its_publication_though_it_expires(tasks: Any,
     assert 0 < until(seconds, "it is due") < 60
 
 
-def test_a_user_who_may_not_walk_the_keys_has_the_counters(tasks: Any, reader: Visitor, valkey: Server) -> None:
+def test_a_user_who_may_not_walk_the_keys_has_the_counters(reader: Visitor, valkey: Server) -> None:
     with valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "scraper", "reset", "on", ">pa55", "~*", "&*", "+@all", "-scan")
         try:
@@ -292,7 +293,7 @@ def test_pages_are_read_and_nothing_else(reader: Visitor, method: str, path: str
     assert (reply.status, ", ".join(sorted(reply.headers["Allow"].split(", ")))) == (405, "GET, HEAD, OPTIONS")
 
 
-def test_who_has_asked_a_holder_to_stop_is_shown(tasks: Any, reader: Visitor, store: Store) -> None:
+def test_who_has_asked_a_holder_to_stop_is_shown(reader: Visitor, store: Store) -> None:
     mine = claim(tasks.skipped.lock_key_for("k"), "id-1")
     store.acquire(mine)
     Inventory(store).break_lock(mine.key, [mine.token], "alice@ops-1", marks=False, force=False)
@@ -346,7 +347,7 @@ def fetched(url: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_command_serves_the_page(tasks: Any, valkey: Server, store: Store) -> None:
+def test_the_command_serves_the_page(valkey: Server, store: Store) -> None:
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
 
     with served(valkey) as url:
@@ -361,7 +362,7 @@ def test_the_command_serves_the_page(tasks: Any, valkey: Server, store: Store) -
 
 
 @pytest.mark.prove
-def test_the_command_asks_for_the_password_it_was_given(tasks: Any, valkey: Server) -> None:
+def test_the_command_asks_for_the_password_it_was_given(valkey: Server) -> None:
     with served(valkey, SINGLETON_WEB_PASSWORD="geheim") as url:
         status, body = fetched(url)
         assert (status, "Locks" in body) == (401, False)

@@ -9,6 +9,7 @@ import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -20,19 +21,12 @@ HOLDS = 1.5
 
 
 @pytest.fixture
-def tasks(tasks_by_broker: Any) -> Any:
-    return tasks_by_broker
-
-
-@pytest.fixture
-def worker(env: dict[str, str], broker: str, tasks: Any) -> Iterator[Worker]:
-    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=6) as (worker,):
+def worker(broker: str, tasks_by_broker: Any) -> Iterator[Worker]:
+    with workers(APP, {"TEST_BROKER": broker}, concurrency=6) as (worker,):
         yield worker
 
 
-def hold(
-    tasks: Any, recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS, gate: str | None = None
-) -> list[Any]:
+def hold(recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS, gate: str | None = None) -> list[Any]:
     """Runs that have begun, one for each key."""
     held = [tasks.by_policy[policy].delay(key, 1, seconds, gate=gate) for key in keys]
     until(lambda: len(recorder.events("enter")) == len(keys), "the holders run")
@@ -49,11 +43,11 @@ def met(worker: Worker) -> set[str]:
     return set(re.findall(r"lock\.(?:conflict|waiting) .*task_id=(\S+) holder=", worker.log()))
 
 
-def after_a_holder(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> list[Any]:
+def after_a_holder(worker: Worker, recorder: Recorder, policy: str) -> list[Any]:
     """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
     task = tasks.by_policy[policy]
     seconds = before_the_gate(policy)
-    hold(tasks, recorder, policy, "single", "group", "chain", seconds=seconds, gate="three")
+    hold(recorder, policy, "single", "group", "chain", seconds=seconds, gate="three")
     single = task.delay("single", 2)
     members = group(task.s("group", 3), task.s("free")).delay()
     steps = chain(task.si("chain", 4), tasks.after.s()).delay()
@@ -61,7 +55,7 @@ def after_a_holder(tasks: Any, worker: Worker, recorder: Recorder, policy: str) 
     open_gate(recorder, "three")
     found = [in_the_end(each) for each in (single, members, steps)]
     recorder._client.delete("record")
-    hold(tasks, recorder, policy, "header", "body", seconds=seconds, gate="five")
+    hold(recorder, policy, "header", "body", seconds=seconds, gate="five")
     header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
     body = chord([task.s("free three")])(task.si("body", 6))
     until(lambda: len(met(worker)) == 5, "five calls have met a holder", timeout=PROMPTLY)
@@ -76,18 +70,18 @@ def in_the_end(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun", "replace"])
-def test_who_comes_later_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
-    assert after_a_holder(tasks, worker, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
+def test_who_comes_later_ends_with_its_own_result(worker: Worker, recorder: Recorder, policy: str) -> None:
+    assert after_a_holder(worker, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
     assert overlaps(recorder.events()) == []
 
 
-def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    assert after_a_holder(tasks, worker, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
+def test_join_ends_with_the_holders_result(worker: Worker, recorder: Recorder) -> None:
+    assert after_a_holder(worker, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
 
 
-def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_skip_ends_with_the_holder_named(worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
-    (holder,) = hold(tasks, recorder, "skip", "k", seconds=30)
+    (holder,) = hold(recorder, "skip", "k", seconds=30)
 
     single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
     steps = chain(task.si("k"), tasks.after.s()).delay()
@@ -100,7 +94,7 @@ def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: R
     assert header.get(timeout=PROMPTLY) == [None, 0]
 
 
-def test_a_skip_result_is_returned_everywhere(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_skip_result_is_returned_everywhere(worker: Worker, recorder: Recorder) -> None:
     task = tasks.skipped_with_result
     task.delay("k", 30)
     until(lambda: recorder.events("enter"), "the holder runs")
@@ -121,10 +115,10 @@ def test_a_skip_result_is_returned_everywhere(tasks: Any, worker: Worker, record
     ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "superseded"), ("replace", "replaced")]
 )
 def test_what_is_stored_says_as_data_which_call_was_left_the_work(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str, reason: str
+    worker: Worker, recorder: Recorder, policy: str, reason: str
 ) -> None:
     task = tasks.by_policy[policy]
-    (holder,) = hold(tasks, recorder, policy, "k", seconds=20)
+    (holder,) = hold(recorder, policy, "k", seconds=20)
     second = task.delay("k", 2)
     until(lambda: f"task_id={second.id} holder={holder.id}" in worker.log(), "it is refused")
     undone, other = {"superseded": lambda: (second, task.delay("k", 3)), "replaced": lambda: (holder, second)}.get(
@@ -147,9 +141,7 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
 
 
 @pytest.mark.prove
-def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
+def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(worker: Worker, recorder: Recorder) -> None:
     first = tasks.rerun_and_retried.delay("k", 1, countdown=0, seconds=1.0)
     until(lambda: recorder.events("enter"), "it runs")
     second = tasks.rerun_and_retried.delay("k", 2)
@@ -158,9 +150,9 @@ def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(
     assert sorted(event.facts["number"] for event in recorder.events("enter")) == [1, 1, 2]
 
 
-def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_who_is_replaced_makes_way_and_names_its_successor(worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["replace"]
-    (holder,) = hold(tasks, recorder, "replace", "k", seconds=30)
+    (holder,) = hold(recorder, "replace", "k", seconds=30)
     # It may run before the second one has come; it is replaced there too.
     first = task.delay("k", 2, 30)
     until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
@@ -175,7 +167,7 @@ def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: W
     assert "reason=replaced" in worker.log()
 
 
-def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["join"]
     task.delay("k", 7, fails=True, gate="all have joined")
     until(lambda: recorder.events("enter"), "the holder runs")

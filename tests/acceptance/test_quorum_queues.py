@@ -36,8 +36,7 @@ def worker(valkey: Server, rabbit: str, proxy: Proxy) -> Iterator[Worker]:
     base = valkey.url.removesuffix("/0")
     quorum.app.conf.update(broker_url=rabbit, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
     behind = f"amqp://guest:guest@127.0.0.1:{proxy.port}//"
-    env = {"TEST_STORE": valkey.url, "TEST_BROKER": behind, "C_FORCE_ROOT": "1"}
-    with workers(APP, env, 1, concurrency=4) as (worker,):
+    with workers(APP, {"TEST_BROKER": behind}, concurrency=4) as (worker,):
         yield worker
     forget_connections(quorum.app)
     # Results that are collected only when the server is gone complain.

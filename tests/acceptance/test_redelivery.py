@@ -14,6 +14,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.proxy import Proxy
@@ -23,13 +24,13 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-ROOT = {"C_FORCE_ROOT": "1"}
+ROOT = {}
 SOON = {"TEST_VISIBILITY": "3", **ROOT}
 GATE = "it ends"
 
 
 @pytest.fixture
-def impatient_broker(tasks: Any) -> Iterator[Any]:
+def impatient_broker() -> Iterator[Any]:
     """Delivers again what was not acknowledged for three seconds."""
     options = dict(tasks.app.conf.broker_transport_options)
     tasks.app.conf.broker_transport_options = {**options, "visibility_timeout": 3}
@@ -60,25 +61,23 @@ def log_of(pair: list[Worker]) -> str:
 @pytest.mark.parametrize(
     "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in combined.late]
 )
-def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(
-    impatient_broker: Any, env: dict[str, str], recorder: Recorder, name: str
-) -> None:
-    with workers(APP, {**env, **SOON}, 2) as pair:
+def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, recorder: Recorder, name: str) -> None:
+    with workers(APP, {**SOON}, 2) as pair:
         result = combined.late[name].delay("k", 1, gate=GATE)
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
 
         assert result.get(timeout=30) == 1
         until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
-        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+        until(broker_is_empty, "no message is left", timeout=30)
 
     assert len(runs(recorder)) == 1
     assert result.state == "SUCCESS"
 
 
 @pytest.mark.prove
-def test_a_task_id_that_is_used_again_is_no_copy(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, {**env, **SOON}, 1):
+def test_a_task_id_that_is_used_again_is_no_copy(recorder: Recorder) -> None:
+    with workers(APP, {**SOON}):
         for number in (1, 2):
             combined.by_policy["skip"].apply_async(("k", number), task_id="an id of one's own", countdown=0.3)
             until(lambda n=number: len(runs(recorder)) == n, f"call {number} runs")  # type: ignore[misc]
@@ -87,16 +86,14 @@ def test_a_task_id_that_is_used_again_is_no_copy(tasks: Any, env: dict[str, str]
 
 
 @pytest.mark.prove
-def test_a_copy_of_a_message_without_our_notes_is_dropped(
-    impatient_broker: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, {**env, **SOON}, 2) as pair:
+def test_a_copy_of_a_message_without_our_notes_is_dropped(impatient_broker: Any, recorder: Recorder) -> None:
+    with workers(APP, {**SOON}, 2) as pair:
         combined.app.send_task(combined.late["skip"].name, ("k", 1), {"gate": GATE})
 
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
         until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
-        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+        until(broker_is_empty, "no message is left", timeout=30)
 
     assert len(runs(recorder)) == 1
 
@@ -104,15 +101,15 @@ def test_a_copy_of_a_message_without_our_notes_is_dropped(
 # Red once beside other tests: no `outcome=dropped` within 30 s. It was green seven times after that.
 @pytest.mark.nightly
 def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
-    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+    impatient_broker: Any, recorder: Recorder
 ) -> None:
-    with workers(APP, {**env, **SOON}, concurrency=1) as (busy,):
+    with workers(APP, {**SOON}, concurrency=1) as (busy,):
         combined.by_policy["skip"].delay("its only slot", 0, gate=GATE)
         until(lambda: runs(recorder), "it is busy")
         result = combined.by_policy["skip"].delay("k", 1)
         until(lambda: f"[{result.id}] received" in busy.log(), "the message waits in the worker")
 
-        with workers(APP, {**env, **SOON}, concurrency=1):
+        with workers(APP, {**SOON}, concurrency=1):
             assert result.get(timeout=30) == 1
             open_gate(recorder, GATE)
             until(lambda: "outcome=dropped" in busy.log(), "the first delivery is dropped", timeout=30)
@@ -121,11 +118,9 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     assert result.state == "SUCCESS"
 
 
-def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and_again(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and_again(recorder: Recorder) -> None:
     task, key, store = combined.retrying_late, "late", store_of(combined.app)
-    with workers(APP, {**env, **SOON}, 1) as (worker,):
+    with workers(APP, {**SOON}) as (worker,):
         retried = task.delay(key, 1, countdown=1)
         until(lambda: f"[{retried.id}] retry" in worker.log(), "its first attempt has ended")
         other = Claim(task.lock_key_for(key), "another call", 3.0, facts=Facts("another call", task.name))
@@ -136,10 +131,8 @@ def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and
         assert worker.log().count(f"[{retried.id}] received") < 20
 
 
-def test_a_copy_runs_where_the_first_run_has_died(
-    impatient_broker: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, {**env, **SOON}, 2) as pair:
+def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorder: Recorder) -> None:
+    with workers(APP, {**SOON}, 2) as pair:
         result = combined.late["skip"].delay("k", 1, gate=GATE)
         first = until(lambda: runs(recorder), "it runs")[0]
         # The first delivery, its copy, and the copy that was parked: a worker that is killed while it takes a message
@@ -157,12 +150,12 @@ def test_a_copy_runs_where_the_first_run_has_died(
 # A solo pool sees a lost connection once the body has ended, so there a late acknowledgement is lost.
 @pytest.mark.parametrize(("pool", "late"), [("prefork", False), ("prefork", True), ("solo", False)])
 def test_a_lost_connection_to_the_broker_costs_no_second_run(
-    tasks_by_broker: Any, broker: str, env: dict[str, str], recorder: Recorder, late: bool, pool: str
+    tasks_by_broker: Any, broker: str, recorder: Recorder, late: bool, pool: str
 ) -> None:
     task = combined.late["skip"] if late else combined.by_policy["skip"]
     with Proxy(port_of(broker)) as proxy:
         behind = broker.replace(str(port_of(broker)), str(proxy.port))
-        with workers(APP, {**env, **ROOT, "TEST_BROKER": behind}, 1, pool=pool):
+        with workers(APP, {**ROOT, "TEST_BROKER": behind}, pool=pool):
             result = task.delay("k", 1, 4)
             until(lambda: runs(recorder), "it runs")
             proxy.cut()
@@ -176,13 +169,13 @@ def test_a_lost_connection_to_the_broker_costs_no_second_run(
 
 @pytest.mark.parametrize("children", [1, 2])
 def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
-    tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder, children: int
+    rabbit: str, recorder: Recorder, children: int
 ) -> None:
     tasks.app.conf.broker_url = rabbit
     tasks.app.control.purge()
     with Proxy(port_of(rabbit)) as proxy:
         behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
-        with workers(APP, {**env, **ROOT, "TEST_BROKER": behind}, 1, concurrency=children) as (worker,):
+        with workers(APP, {**ROOT, "TEST_BROKER": behind}, concurrency=children) as (worker,):
             result = combined.late["skip"].delay("k", 1, 2)
             until(lambda: runs(recorder), "it runs")
             proxy.reset()
@@ -196,11 +189,9 @@ def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fails: bool
-) -> None:
+def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder, valkey: Server, fails: bool) -> None:
     # A run that takes most of the visibility timeout leaves word for a copy; a shorter one does not.
-    with workers(APP, {**env, **SOON}, 1) as (worker,), valkey.client() as broker:
+    with workers(APP, {**SOON}) as (worker,), valkey.client() as broker:
         result = combined.late["skip"].delay("k", 1, 2.8, fails=fails)
         until(lambda: runs(recorder), "it runs")
         (unacked,) = broker.hvals("unacked")
@@ -213,11 +204,9 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
     assert result.state == ("FAILURE" if fails else "SUCCESS")
 
 
-def test_a_copy_does_not_store_started_over_the_end_of_its_run(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
+def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
-    tracking = {**env, **SOON, "TEST_TRACKING": "yes", "TEST_RESULTS": results}
+    tracking = {**SOON, "TEST_TRACKING": "yes", "TEST_RESULTS": results}
     with workers(APP, tracking, 1) as (worker,), valkey.client() as broker:
         result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
@@ -232,11 +221,9 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(
     assert result.state == "FAILURE"
 
 
-def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
+def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.HangingStarted+{valkey.url.removesuffix('/0')}/1"
-    with workers(APP, {**env, **ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1):
+    with workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}):
         result = combined.late["skip"].apply_async(("k", 1), soft_time_limit=1)
         with pytest.raises(SoftTimeLimitExceeded):
             result.get(timeout=60)
@@ -246,11 +233,11 @@ def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(
 
 
 def test_a_waiting_message_that_comes_again_runs_once_though_the_broker_does_not_say_so(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+    recorder: Recorder, valkey: Server
 ) -> None:
     # With SQS and a queue of its own visibility timeout, which nobody has told us.
     task = tasks.by_policy["reschedule"]
-    with workers("tests.acceptance.app", env, 1, concurrency=1) as (worker,), valkey.client() as broker:
+    with workers("tests.acceptance.app", concurrency=1) as (worker,), valkey.client() as broker:
         with task.lock_for("k"):
             result = task.delay("k")
             until(lambda: worker.log().count(f"{result.id}] received") == 2, "it waits here")
@@ -276,9 +263,7 @@ def deliver_again(broker: Any, unacked: str, *, says_so: bool = True) -> None:
 
 @pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_of_copies_that_never_meet_one_runs(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
-) -> None:
+def test_of_copies_that_never_meet_one_runs(recorder: Recorder, valkey: Server, pool: str) -> None:
     result = combined.by_policy["skip"].delay("k", 1)
     with valkey.client() as broker:
         message = json.loads(broker.lpop("celery"))
@@ -287,7 +272,7 @@ def test_of_copies_that_never_meet_one_runs(
         for number in range(2):
             message["properties"]["delivery_tag"] = f"tag {number}"
             broker.lpush("celery", json.dumps(message))
-    with workers(APP, {**env, **ROOT}, 1, pool=pool, concurrency=1) as (worker,):
+    with workers(APP, {**ROOT}, pool=pool, concurrency=1) as (worker,):
         assert result.get(timeout=20) == 1
         until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped", timeout=5)
 
@@ -295,8 +280,8 @@ def test_of_copies_that_never_meet_one_runs(
     assert result.state == "SUCCESS"
 
 
-def broker_is_empty(env: dict[str, str]) -> bool:
-    with redis.Redis.from_url(env["TEST_STORE"]) as client:
+def broker_is_empty() -> bool:
+    with redis.Redis.from_url(os.environ["TEST_STORE"]) as client:
         return not client.llen("celery") and not client.hlen("unacked")
 
 
@@ -322,12 +307,12 @@ def copies() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("fault", "later"), [*copies()])
 def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_lease(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fault: str, later: int
+    recorder: Recorder, valkey: Server, fault: str, later: int
 ) -> None:
     task = combined.late_and_warned
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
-        with workers(APP, {**env, **ROOT, **settings}, 1) as (worker,):
+        with workers(APP, {**ROOT, **settings}) as (worker,):
             if fault == UNLOCKED:
                 proxy.black_hole()
             result = task.delay("k", 1, gate=GATE)
@@ -350,12 +335,10 @@ def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_l
     assert result.state == "SUCCESS"
 
 
-def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
+def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Recorder, valkey: Server) -> None:
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
-        with workers(APP, {**env, **ROOT, **settings}, 1) as (worker,):
+        with workers(APP, {**ROOT, **settings}) as (worker,):
             result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
             until(lambda: runs(recorder), "it runs")
             (unacked,) = broker.hvals("unacked")

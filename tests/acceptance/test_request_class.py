@@ -2,7 +2,6 @@
 
 import os
 import signal
-from typing import Any
 
 from tests.acceptance.request_app import TASKS
 from tests.recorder import Recorder
@@ -12,10 +11,8 @@ from tests.workers import workers
 APP = "tests.acceptance.request_app"
 
 
-def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_told(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, concurrency=len(TASKS)):
+def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_told(recorder: Recorder) -> None:
+    with workers(APP, concurrency=len(TASKS)):
         for name, task in TASKS.items():
             task.delay(name)
         begun = until(lambda: len(found := recorder.events("enter")) == len(TASKS) and found, "all run")

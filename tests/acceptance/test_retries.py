@@ -1,7 +1,5 @@
 """A retry runs under the key of its own arguments, when it was asked to."""
 
-from typing import Any
-
 import pytest
 
 from celery_singleton_lock.definition.settings import store_of
@@ -20,9 +18,7 @@ valkey, worker = one_worker(4)
 
 
 @pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])
-def test_a_retry_with_other_arguments_runs_under_their_key(
-    tasks: Any, worker: Worker, recorder: Recorder, mode: str
-) -> None:
+def test_a_retry_with_other_arguments_runs_under_their_key(worker: Worker, recorder: Recorder, mode: str) -> None:
     task, old, new = combined.retrying_by_mode[mode], f"old-{mode}", f"new-{mode}"
 
     assert task.delay(old, 1, countdown=0, key_of_retry=new).get(timeout=PROMPTLY) == 1
@@ -33,7 +29,7 @@ def test_a_retry_with_other_arguments_runs_under_their_key(
 
 @pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])
 def test_a_retry_with_other_arguments_does_not_run_beside_another_call_of_them(
-    tasks: Any, worker: Worker, recorder: Recorder, mode: str
+    worker: Worker, recorder: Recorder, mode: str
 ) -> None:
     task, old, new = combined.retrying_by_mode[mode], f"from-{mode}", f"to-{mode}"
     other = task.delay(new, 1, gate=new)
@@ -50,7 +46,7 @@ def test_a_retry_with_other_arguments_does_not_run_beside_another_call_of_them(
 
 @pytest.mark.parametrize("policy", combined.retrying_or_ending)
 def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+    worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.retrying_or_ending[policy], f"before-{policy}"
     retried = task.delay(key, 1, countdown=0, gate=key)
@@ -68,7 +64,7 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
 
 @pytest.mark.parametrize("by", ["its policy", "a retry"])
 def test_what_is_requeued_keeps_the_key_that_its_publisher_has_made(
-    tasks: Any, worker: Worker, recorder: Recorder, by: str
+    worker: Worker, recorder: Recorder, by: str
 ) -> None:
     task, key = combined.keyed_by_what_is_no_json, f"sent by {by}"
     if by == "a retry":

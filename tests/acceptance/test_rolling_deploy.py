@@ -44,7 +44,7 @@ def holding(recorder: Recorder, opened: list[str], task: Any, key: str, number: 
 
 @pytest.mark.parametrize("policy", combined.two_places)
 def test_with_a_greater_limit_a_second_run_begins_beside_one_of_the_old_version(
-    tasks: Any, worker: Worker, recorder: Recorder, opened: list[str], policy: str
+    worker: Worker, recorder: Recorder, opened: list[str], policy: str
 ) -> None:
     key = f"greater-{policy}"
     (old,) = holding(recorder, opened, combined.one_place[policy], key)
@@ -57,7 +57,7 @@ def test_with_a_greater_limit_a_second_run_begins_beside_one_of_the_old_version(
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
-    tasks: Any, worker: Worker, recorder: Recorder, opened: list[str], number: int
+    worker: Worker, recorder: Recorder, opened: list[str], number: int
 ) -> None:
     key = f"smaller-{number}"
     old = holding(recorder, opened, combined.two_places["skip"], key, number)
@@ -76,10 +76,10 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
 )
 @pytest.mark.parametrize("policy", ["skip", "reschedule", "replace"])
 def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(
-    tasks: Any, valkey: Server, recorder: Recorder, opened: list[str], policy: str
+    valkey: Server, recorder: Recorder, opened: list[str], policy: str
 ) -> None:
     task, key = combined.moving, f"moving-{policy}"
-    version, queue = {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, ("-Q", key)
+    version, queue = {"TEST_STORE": valkey.url}, ("-Q", key)
     with workers(APP, {**version, "TEST_MOVING": "rerun"}, 1, *queue, concurrency=2) as (old,):
         opened.append(key)
         first = task.apply_async((key, 1), {"gate": key}, queue=key)

@@ -19,6 +19,7 @@ from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import Operate, operated
 from tests.acceptance.test_operations import NO, USAGE
 from tests.contract.asking import Waiter
@@ -29,7 +30,7 @@ DIGEST = "850619f2bc8f15f0cb96f1808d711840"
 KEY = f"singleton:v3:{{shop.import:{DIGEST}}}"
 
 
-def redis_of(tasks: Any) -> redis.Redis:
+def redis_of() -> redis.Redis:
     return redis.Redis.from_url(tasks.app.conf.singleton_lock_url)
 
 
@@ -54,8 +55,8 @@ FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", [*FOREIGN, "name"])
-def test_what_cannot_be_read_says_so_and_hides_no_other(tasks: Any, operate: Operate, store: Store, kind: str) -> None:
-    with redis_of(tasks) as client:
+def test_what_cannot_be_read_says_so_and_hides_no_other(operate: Operate, store: Store, kind: str) -> None:
+    with redis_of() as client:
         name = key_of("foreign") if kind in FOREIGN else b"singleton:v3:{f\xffreign:" + b"0" * 32 + b"}"
         FOREIGN.get(kind, FOREIGN["text"])(client, name)
     store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1", hostname="w", pid=7)))
@@ -82,9 +83,9 @@ def test_what_cannot_be_read_says_so_and_hides_no_other(tasks: Any, operate: Ope
     assert f'singleton_lock_holders{{task="{listed[KEY]["task_name"]}"}} 1.0' in metrics
 
 
-def test_a_count_that_is_no_number_hides_no_other(tasks: Any, store: Store) -> None:
+def test_a_count_that_is_no_number_hides_no_other(store: Store) -> None:
     store.count("singleton:v3:stats", {"acquired::shop.import": 3}, 2.0)
-    with redis_of(tasks) as client:
+    with redis_of() as client:
         client.hset("singleton:v3:stats", "acquired::other", "many")
 
     metrics = Client(application(tasks.app)).get("/metrics").get_data(as_text=True)
@@ -95,9 +96,7 @@ def test_a_count_that_is_no_number_hides_no_other(tasks: Any, store: Store) -> N
 # Queued calls.
 
 
-def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(
-    tasks: Any, operate: Operate, store: Store
-) -> None:
+def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(operate: Operate, store: Store) -> None:
     task = tasks.by_mode["until_executed"]
     ages = {"id-young": 5.0, "id-old": 500.0, "id-middle": 50.0}
     for number, (task_id, age) in enumerate(ages.items()):
@@ -115,7 +114,7 @@ def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(
 
 
 def test_a_queued_call_has_its_task_though_no_worker_has_imported_it(
-    tasks: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "late_app.py").write_text(
         "from celery import Celery\napp = Celery('late', include=['late_tasks'], set_as_current=False)\n"
@@ -229,7 +228,7 @@ with lock:
 """
 
 
-def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(tasks: Any, operate: Operate, store: Store) -> None:
+def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(operate: Operate, store: Store) -> None:
     command = [sys.executable, "-c", DYING, tasks.app.conf.singleton_lock_url]
     with subprocess.Popen(command) as process:
         try:

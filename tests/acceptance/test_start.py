@@ -22,10 +22,9 @@ APP = "tests.acceptance.start_app"
 BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
 
 
-def env_of(valkey: Server, *tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
+def env_of(*tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
     """The environment of processes with those tasks, by default one, and settings."""
-    made = json.dumps(tasks or [{}])
-    return {"TEST_STORE": valkey.url, "TEST_TASKS": made, "TEST_SETTINGS": json.dumps(settings)}
+    return {"TEST_TASKS": json.dumps(tasks or [{}]), "TEST_SETTINGS": json.dumps(settings)}
 
 
 def app_of(url: str, **options: Any) -> Celery:
@@ -126,7 +125,7 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
     annotations = {"task-2": {"lock_ttl": -1}}
     wrong = {"singleton_lock_tll": 5, "singleton_lock_min_hold": "1h", "singleton_lock_url": "nowhere://"}
 
-    lines = start(env_of(valkey, *FAULTY, task_annotations=annotations, **wrong)).refused()
+    lines = start(env_of(*FAULTY, task_annotations=annotations, **wrong)).refused()
 
     for words in (
         ("there is no setting singleton_lock_tll", "singleton_lock_ttl"),
@@ -145,7 +144,7 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
 
 
 def test_a_worker_with_another_pool_is_refused(worker: Callable[..., Starting], valkey: Server) -> None:
-    env = {**env_of(valkey), "CELERY_CUSTOM_WORKER_POOL": f"{APP}:OwnPool"}
+    env = {**env_of(), "CELERY_CUSTOM_WORKER_POOL": f"{APP}:OwnPool"}
 
     (line,) = worker(env, "custom").refused()
 
@@ -153,7 +152,7 @@ def test_a_worker_with_another_pool_is_refused(worker: Callable[..., Starting], 
 
 
 def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
-    env = env_of(valkey, {"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
+    env = env_of({"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
     process = Starting(env, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
     try:
         lines = process.refused()
@@ -276,7 +275,7 @@ def test_locks_in_memory_are_refused_before_a_pool_of_processes_starts(caplog: p
 @pytest.mark.prove
 @pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
 def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:
-    env = {**env_of(valkey, singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
+    env = {**env_of(singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
 
     (line,) = beat(env).refused()
 
@@ -350,7 +349,7 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
     worker: Callable[..., Starting], valkey: Server, away: Away, pool: str
 ) -> None:
     url, come_back = away
-    env = env_of(valkey, singleton_lock_url=url, result_backend=valkey.url.removesuffix("/0") + "/1")
+    env = env_of(singleton_lock_url=url, result_backend=valkey.url.removesuffix("/0") + "/1")
     process = worker(env, pool).started()
 
     (line,) = process.lines("lock.store_unreachable")

@@ -1,12 +1,12 @@
 """A store that is away when a task wants its lock: no job is lost, none runs unlocked unasked."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import StoreError
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder
 from tests.servers import Server
@@ -23,14 +23,12 @@ def store() -> Iterator[Server]:
 
 
 @pytest.fixture
-def worker(env: dict[str, str], store: Server) -> Iterator[Worker]:
-    with workers(APP, {**env, "TEST_LOCKS": store.url}) as (worker,):
+def worker(store: Server) -> Iterator[Worker]:
+    with workers(APP, {"TEST_LOCKS": store.url}) as (worker,):
         yield worker
 
 
-def test_the_job_is_requeued_until_the_store_is_back(
-    tasks: Any, worker: Worker, store: Server, recorder: Recorder
-) -> None:
+def test_the_job_is_requeued_until_the_store_is_back(worker: Worker, store: Server, recorder: Recorder) -> None:
     result = tasks.skipped.delay("k")
     until(lambda: "lock.unanswered" in worker.log(), "the task has noticed")
     store.start()
@@ -40,7 +38,7 @@ def test_the_job_is_requeued_until_the_store_is_back(
 
 
 def test_a_job_that_is_not_requeued_ends_as_lock_on_store_error_says(
-    tasks: Any, worker: Worker, store: Server, recorder: Recorder
+    worker: Worker, store: Server, recorder: Recorder
 ) -> None:
     ran = tasks.running_without_store.delay("k")
 

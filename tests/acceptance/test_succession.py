@@ -37,9 +37,7 @@ def waits(worker: Worker, result: Any) -> None:
     until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
 
 
-def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
+def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(worker: Worker, recorder: Recorder) -> None:
     task, key = combined.retrying_replace, "older"
     older = task.delay(key, 1, countdown=4)
     until(lambda: older.state == "RETRY", "the older one waits for its retry")
@@ -51,7 +49,7 @@ def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(
     assert overlaps(of_key(recorder, key)) == []
 
 
-def test_a_replaced_run_with_automatic_retries_is_not_run_again(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_replaced_run_with_automatic_retries_is_not_run_again(worker: Worker, recorder: Recorder) -> None:
     task, key = combined.replace_autoretrying, "autoretrying"
     first = running(recorder, task, key, 1, seconds=30)
     second = task.delay(key, 2, seconds=2)
@@ -74,7 +72,7 @@ def absent(worker: Worker) -> Iterator[None]:
 
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
 def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older_one_names_a_newer_one(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+    worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     # The one that is replaced cleans up until its gate opens.
     task, seconds = (combined.by_policy["rerun"], 0) if policy == "rerun" else (combined.cleans_up, 60)
@@ -98,7 +96,7 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
 
 
 def test_a_run_in_one_of_several_places_names_the_call_that_has_replaced_it_though_that_has_ended(
-    tasks: Any, worker: Worker, recorder: Recorder
+    worker: Worker, recorder: Recorder
 ) -> None:
     task, key = combined.cleans_up_in_one_of_two, "one-of-two"
     replaced = running(recorder, task, key, 1, seconds=60, gate=key)
@@ -117,11 +115,10 @@ def test_a_run_in_one_of_several_places_names_the_call_that_has_replaced_it_thou
 
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
 def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_it(
-    tasks: Any, env: dict[str, str], recorder: Recorder, policy: str
+    recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
-    env = {**env, "C_FORCE_ROOT": "1"}
-    with workers(APP, env, concurrency=2), workers(APP, env, 1, "-Q", "away", concurrency=2) as (away,):
+    with workers(APP, concurrency=2), workers(APP, {}, 1, "-Q", "away", concurrency=2) as (away,):
         holder = running(recorder, task, key, 1, seconds=0 if policy == "rerun" else 60, gate=key)
         older = met(away, recorder, task.apply_async((key, 2), queue="away"))
         with absent(away):
@@ -141,7 +138,7 @@ def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_
 
 
 @pytest.mark.parametrize("how", ["redelivered", "retried"])
-def test_a_successor_that_dies_is_run_again(tasks: Any, worker: Worker, recorder: Recorder, how: str) -> None:
+def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, how: str) -> None:
     if how == "retried" and not hasattr(Task, "retry_on_worker_lost"):
         pytest.skip("retry_on_worker_lost is new in Celery 5.7")
     task, key = combined.dying_rerun[how], f"dies-{how}"
@@ -175,7 +172,7 @@ def since(event: Event) -> float:
 
 
 @pytest.mark.parametrize("policy", combined.never_given_up)
-def test_lock_wait_timeout_ends_no_successor(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
+def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.never_given_up[policy], f"never-given-up-{policy}"
     first = running(recorder, task, key, 1, gate=key)
     second = met(worker, recorder, task.delay(key, 2))
@@ -189,9 +186,7 @@ def test_lock_wait_timeout_ends_no_successor(tasks: Any, worker: Worker, recorde
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace", "join"])
-def test_a_message_is_requeued_in_the_serialiser_it_came_in(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
-) -> None:
+def test_a_message_is_requeued_in_the_serialiser_it_came_in(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.by_policy[policy], f"pickled-{policy}"
     seconds = 20 if policy == "replace" else 0
     first = running(recorder, task, key, 1, seconds=seconds, gate=None if seconds else key)

@@ -282,7 +282,7 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         tasks.app.conf.update(broker_url=broker.url, result_backend=f"{base}/1", singleton_lock_url=locks)
         recorder = Recorder(f"{base}/3")
         stack.callback(recorder.close)
-        env = {"TEST_STORE": valkey_process.url, "TEST_TTL": "3", "TEST_LOG": str(log), "TEST_BROKER": to_broker.url}
+        env = {"TEST_LOG": str(log), "TEST_BROKER": to_broker.url}
         env |= {"TEST_RESULTS": f"{to_results.url[:-1]}1", "TEST_LOCKS": f"{to_store.url[:-1]}2"}
         enter(heard_by_a_monitor(broker, told.events))
         enter(workers(APP, env, 1, "-E", concurrency=8))

@@ -9,6 +9,7 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
 from tests.recorder import Recorder, of_key
@@ -32,7 +33,7 @@ def later_notes(event: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace"])
 def test_a_message_of_a_later_version_is_refused_and_runs_with_all_its_notes(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+    worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     task, key = tasks.by_policy[policy], f"later-{policy}"
     task.delay(key, 0, gate=key)
@@ -45,7 +46,7 @@ def test_a_message_of_a_later_version_is_refused_and_runs_with_all_its_notes(
     assert later_notes(of_key(recorder, key, "enter")[-1]) == LATER
 
 
-def test_a_retry_keeps_the_notes_of_a_later_version(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_retry_keeps_the_notes_of_a_later_version(worker: Worker, recorder: Recorder) -> None:
     task, key = tasks.rerun_and_retried, "later-retried"
     result = tasks.app.send_task(task.name, (key, 1), {"countdown": 0}, headers=of_a_later_version())
 
@@ -53,9 +54,7 @@ def test_a_retry_keeps_the_notes_of_a_later_version(tasks: Any, worker: Worker, 
     assert [later_notes(event) for event in of_key(recorder, key, "enter")] == [LATER, LATER]
 
 
-def test_a_call_is_refused_by_a_holder_of_a_later_version_as_by_any_other(
-    tasks: Any, worker: Worker, store: Store
-) -> None:
+def test_a_call_is_refused_by_a_holder_of_a_later_version_as_by_any_other(worker: Worker, store: Store) -> None:
     task = tasks.by_policy["skip"]
     key = task.lock_key_for("later-holder")
     holder = Claim(key, "token", 60.0, facts=Facts("the-holder", hostname="there", pid=7, published=5))
@@ -68,7 +67,7 @@ def test_a_call_is_refused_by_a_holder_of_a_later_version_as_by_any_other(
     assert task.delay("later-holder", 2).get(timeout=PROMPTLY) == 2
 
 
-def test_a_call_is_found_by_a_mark_of_a_later_version(tasks: Any, worker: Worker, store: Store) -> None:
+def test_a_call_is_found_by_a_mark_of_a_later_version(worker: Worker, store: Store) -> None:
     task = tasks.by_mode["until_and_while_executing"]
     key = task.lock_key_for("later-mark")
     store.mark_queued(key, "the-queued", 60.0, limit=0, cooldown=0.0, label="north", published=5)
@@ -94,7 +93,7 @@ def test_a_call_is_found_by_a_mark_of_a_later_version(tasks: Any, worker: Worker
     ],
     ids=str,
 )
-def test_a_header_that_no_version_writes_fails_its_own_call_alone(tasks: Any, worker: Worker, header: Any) -> None:
+def test_a_header_that_no_version_writes_fails_its_own_call_alone(worker: Worker, header: Any) -> None:
     task, key = tasks.by_policy["reschedule"], f"strange-{header}"
 
     with pytest.raises(ConfigurationError, match="give a header of your own another name"):

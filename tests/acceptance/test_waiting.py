@@ -7,6 +7,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockLost
 from celery_singleton_lock.testing import expire
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, most_at_once, overlaps
@@ -16,11 +17,11 @@ from tests.workers import workers
 
 
 def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+    recorder: Recorder, valkey: Server
 ) -> None:
     task = tasks.by_policy["wait"]
     key = task.lock_key_for("k")
-    with workers(APP, env, 1, concurrency=5):
+    with workers(APP, concurrency=5):
         first = task.delay("k", 0, gate="all queue")
         until(lambda: recorder.events("enter"), "the first one runs")
         others = []
@@ -34,17 +35,17 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
     assert [event.facts["number"] for event in recorder.events("enter")] == list(range(5))
 
 
-def test_as_many_run_at_once_as_the_limit_says(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, 2, concurrency=3):
+def test_as_many_run_at_once_as_the_limit_says(recorder: Recorder) -> None:
+    with workers(APP, {}, 2, concurrency=3):
         results = [tasks.three_at_once.delay("k", 0.3) for _ in range(12)]
         assert [result.get(timeout=30) for result in results] == ["ran"] * 12
 
     assert most_at_once(recorder.events()) == 3
 
 
-def test_a_key_stays_taken_for_its_min_hold(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+def test_a_key_stays_taken_for_its_min_hold(recorder: Recorder) -> None:
     task = tasks.at_most_every_six_seconds
-    with workers(APP, env):
+    with workers(APP):
         first = task.delay("k", 1)
         assert first.get(timeout=10) == 1
         with pytest.raises(TaskRevokedError, match=first.id):
@@ -65,11 +66,9 @@ def test_a_key_stays_taken_for_its_min_hold(tasks: Any, env: dict[str, str], rec
         *(pytest.param(f"until_{each}", marks=pytest.mark.prove) for each in ("executing", "and_while_executing")),
     ],
 )
-def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(
-    tasks: Any, env: dict[str, str], recorder: Recorder, mode: str
-) -> None:
+def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(recorder: Recorder, mode: str) -> None:
     task, retried = (tasks.cooling_after_success[mode + retries] for retries in ("", " with retries"))
-    with workers(APP, env, 1):
+    with workers(APP):
         with pytest.raises(ValueError, match="1"):
             task.delay("k", 1, fails=True).get(timeout=30)
         until(lambda: task.lock_state("k").cooldown_until is None, "it is over")
@@ -93,11 +92,9 @@ def did_not_run(result: Any, other: Any) -> bool:
     return True
 
 
-def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_starts_one(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_starts_one(recorder: Recorder) -> None:
     task = tasks.cooling_after_success["until_executed"]
-    with workers(APP, env, 1):
+    with workers(APP):
         first = task.delay("k", 1, gate="never")
         until(lambda: recorder.events("enter"), "it runs")
         expire(task, "k")

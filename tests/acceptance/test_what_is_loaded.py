@@ -1,6 +1,5 @@
 """What a command of celery loads of the library, and what a project gets that never imports it."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,7 @@ runpy.run_module("celery", run_name="__main__")
 def celery(*arguments: str, **env: str) -> tuple[str, set[str]]:
     """What a command writes, and what it loads of the library."""
     command = [sys.executable, "-c", LOADED, *arguments]
-    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     text, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
     return text, set(loaded.split())

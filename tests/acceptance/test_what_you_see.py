@@ -40,7 +40,7 @@ def seen(valkey_process: Server) -> Iterator[dict[str, Seen]]:
         away = stack.enter_context(Proxy(valkey_process.port))
         env = {"TEST_STORE": valkey_process.url, "TEST_TTL": "3"}
         at_hand = Worker(APP, env, pool="threads", concurrency=40)
-        cut_off = Worker(APP, {**env, "TEST_LOCKS": away.url}, "-Q", AWAY, pool="threads", concurrency=10)
+        cut_off = Worker(APP, {"TEST_LOCKS": away.url}, "-Q", AWAY, pool="threads", concurrency=10)
         for worker in (at_hand, cut_off):
             stack.callback(worker.close)
             worker.start()

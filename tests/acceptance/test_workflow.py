@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from celery.exceptions import ChordError
 
+from tests.acceptance import app as tasks
 from tests.acceptance import workflow_app
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -38,9 +39,9 @@ def begun(recorder: Recorder, task: Any, kind: str, **options: Any) -> Any:
         pytest.param("own key last", "alone", marks=pytest.mark.prove),
     ],
 )
-def test_one_workflow_at_a_time(tasks: Any, env: dict[str, str], recorder: Recorder, kind: str, result: Any) -> None:
+def test_one_workflow_at_a_time(recorder: Recorder, kind: str, result: Any) -> None:
     task = workflow_app.workflow
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         first = begun(recorder, task, kind)
         assert task.delay("k").id == first.id
         assert task.lock_state("k").queued == first.id
@@ -55,9 +56,9 @@ def test_one_workflow_at_a_time(tasks: Any, env: dict[str, str], recorder: Recor
 @pytest.mark.parametrize(
     "kind", ["failing chain", *(pytest.param(f"failing {each}", marks=pytest.mark.prove) for each in ("chord", "last"))]
 )
-def test_a_workflow_that_fails_counts_no_more(tasks: Any, env: dict[str, str], recorder: Recorder, kind: str) -> None:
+def test_a_workflow_that_fails_counts_no_more(recorder: Recorder, kind: str) -> None:
     task = workflow_app.workflow
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         first = begun(recorder, task, kind)
         assert task.delay("k").id == first.id
         open_gate(recorder, GATE)
@@ -68,14 +69,12 @@ def test_a_workflow_that_fails_counts_no_more(tasks: Any, env: dict[str, str], r
 
 
 @pytest.mark.parametrize("pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in POOLS)])
-def test_whatever_ends_a_workflow_ends_its_mark_though_nobody_looks(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pool: str
-) -> None:
+def test_whatever_ends_a_workflow_ends_its_mark_though_nobody_looks(recorder: Recorder, pool: str) -> None:
     task = workflow_app.ending
     hows = [how for how in workflow_app.ENDINGS if pool == "prefork" or not how.endswith(ON_PREFORK)]
     control = tasks.app.control
     with (
-        workers(APP, env, 1, pool=pool, concurrency=4),
+        workers(APP, pool=pool, concurrency=4),
         workflow_app.skipped.lock_for(),
     ):
         calls = {how: task.delay(how).id for how in hows}
@@ -107,10 +106,10 @@ def until_all_have_ended(task: Any, hows: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("tasks_by_broker")
-def test_a_result_that_is_forgotten_at_once_ends_no_less(env: dict[str, str], broker: str, recorder: Recorder) -> None:
+def test_a_result_that_is_forgotten_at_once_ends_no_less(broker: str, recorder: Recorder) -> None:
     task = workflow_app.workflow
     open_gate(recorder, GATE)
-    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=2):
+    with workers(APP, {"TEST_BROKER": broker}, concurrency=2):
         seen = set()
         for _ in range(5):
             first = task.delay("k", "chain", GATE)
@@ -133,11 +132,11 @@ def test_a_result_that_is_forgotten_at_once_ends_no_less(env: dict[str, str], br
     ],
 )
 def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobody_from_publishing(
-    tasks: Any, env: dict[str, str], recorder: Recorder, kind: str
+    recorder: Recorder, kind: str
 ) -> None:
     task = workflow_app.workflow
     open_gate(recorder, GATE)
-    with workers(APP, env, 1, concurrency=3):
+    with workers(APP, concurrency=3):
         first = task.delay("k", kind, GATE, "its body ends")
         first.get(timeout=SOON, propagate=False)
         first.forget()
@@ -154,11 +153,9 @@ def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobo
 
 @pytest.mark.prove
 @pytest.mark.parametrize("how", ["by its result", "by its id"])
-def test_a_workflow_that_is_revoked_counts_no_more(
-    tasks: Any, env: dict[str, str], recorder: Recorder, how: str
-) -> None:
+def test_a_workflow_that_is_revoked_counts_no_more(recorder: Recorder, how: str) -> None:
     task = workflow_app.workflow
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         first = begun(recorder, task, "chain")
         if how == "by its result":
             first.revoke()
@@ -175,11 +172,9 @@ def other_than(first: Any, result: Any) -> Any:
     return None if result.id == first.id else result
 
 
-def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(recorder: Recorder) -> None:
     task = workflow_app.short_lived
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         first = task.delay("k", "lost")
         until(lambda: len(recorder.events("enter")) == 2, "a step runs", timeout=SOON)
 
@@ -188,11 +183,9 @@ def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(
     assert first.state == "PENDING"
 
 
-def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_ended(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_ended(recorder: Recorder) -> None:
     task = workflow_app.rescheduled
-    with workers(APP, env, 1, concurrency=3):
+    with workers(APP, concurrency=3):
         first = begun(recorder, task, "chain")
         second = tasks.app.send_task(task.name, ("k",))
         until(lambda: second.state == "RETRY", "it is requeued", timeout=SOON)
@@ -204,11 +197,9 @@ def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_end
 
 
 @pytest.mark.prove
-def test_the_end_of_an_earlier_call_with_its_task_id_is_not_that_of_the_workflow(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
+def test_the_end_of_an_earlier_call_with_its_task_id_is_not_that_of_the_workflow(recorder: Recorder) -> None:
     task = workflow_app.workflow
-    with workers(APP, env, 1, concurrency=2):
+    with workers(APP, concurrency=2):
         assert task.apply_async(("k",), task_id="nightly").get(timeout=SOON) == "alone"
         begun(recorder, task, "chain", task_id="nightly")
 
@@ -219,9 +210,9 @@ def test_the_end_of_an_earlier_call_with_its_task_id_is_not_that_of_the_workflow
 
 
 @pytest.mark.prove
-def test_a_workflow_that_cannot_be_published_counts_no_more(tasks: Any, env: dict[str, str]) -> None:
+def test_a_workflow_that_cannot_be_published_counts_no_more() -> None:
     task = workflow_app.workflow
-    with workers(APP, env, 1):
+    with workers(APP):
         first = task.delay("k", "unserialisable")
         until(first.failed, "it has failed", timeout=SOON)
         assert task.lock_state("k").queued is None
