@@ -69,7 +69,7 @@ def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(recorder: Re
     assert items.get(timeout=PROMPTLY) == [None, 2]
 
 
-def test_an_item_that_asks_for_a_retry_keeps_no_lease(tasks: Any, recorder: Recorder) -> None:
+def test_an_item_that_asks_for_a_retry_keeps_no_lease(recorder: Recorder) -> None:
     task = combined.keyed["while_executing"]
     task.starmap([(71, 72)]).apply_async()
     until(lambda: [each for each in of_key(recorder, "71") if each.name == "leave"], "the item has asked")

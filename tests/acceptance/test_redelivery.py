@@ -62,7 +62,7 @@ def log_of(pair: list[Worker]) -> str:
     "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in combined.late]
 )
 def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, recorder: Recorder, name: str) -> None:
-    with workers(APP, {**SOON}, 2) as pair:
+    with workers(APP, SOON, 2) as pair:
         result = combined.late[name].delay("k", 1, gate=GATE)
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
@@ -77,7 +77,7 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, 
 
 @pytest.mark.prove
 def test_a_task_id_that_is_used_again_is_no_copy(recorder: Recorder) -> None:
-    with workers(APP, {**SOON}):
+    with workers(APP, SOON):
         for number in (1, 2):
             combined.by_policy["skip"].apply_async(("k", number), task_id="an id of one's own", countdown=0.3)
             until(lambda n=number: len(runs(recorder)) == n, f"call {number} runs")  # type: ignore[misc]
@@ -87,7 +87,7 @@ def test_a_task_id_that_is_used_again_is_no_copy(recorder: Recorder) -> None:
 
 @pytest.mark.prove
 def test_a_copy_of_a_message_without_our_notes_is_dropped(impatient_broker: Any, recorder: Recorder) -> None:
-    with workers(APP, {**SOON}, 2) as pair:
+    with workers(APP, SOON, 2) as pair:
         combined.app.send_task(combined.late["skip"].name, ("k", 1), {"gate": GATE})
 
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
@@ -103,13 +103,13 @@ def test_a_copy_of_a_message_without_our_notes_is_dropped(impatient_broker: Any,
 def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     impatient_broker: Any, recorder: Recorder
 ) -> None:
-    with workers(APP, {**SOON}, concurrency=1) as (busy,):
+    with workers(APP, SOON, concurrency=1) as (busy,):
         combined.by_policy["skip"].delay("its only slot", 0, gate=GATE)
         until(lambda: runs(recorder), "it is busy")
         result = combined.by_policy["skip"].delay("k", 1)
         until(lambda: f"[{result.id}] received" in busy.log(), "the message waits in the worker")
 
-        with workers(APP, {**SOON}, concurrency=1):
+        with workers(APP, SOON, concurrency=1):
             assert result.get(timeout=30) == 1
             open_gate(recorder, GATE)
             until(lambda: "outcome=dropped" in busy.log(), "the first delivery is dropped", timeout=30)
@@ -120,7 +120,7 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
 
 def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and_again(recorder: Recorder) -> None:
     task, key, store = combined.retrying_late, "late", store_of(combined.app)
-    with workers(APP, {**SOON}) as (worker,):
+    with workers(APP, SOON) as (worker,):
         retried = task.delay(key, 1, countdown=1)
         until(lambda: f"[{retried.id}] retry" in worker.log(), "its first attempt has ended")
         other = Claim(task.lock_key_for(key), "another call", 3.0, facts=Facts("another call", task.name))
@@ -132,7 +132,7 @@ def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and
 
 
 def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorder: Recorder) -> None:
-    with workers(APP, {**SOON}, 2) as pair:
+    with workers(APP, SOON, 2) as pair:
         result = combined.late["skip"].delay("k", 1, gate=GATE)
         first = until(lambda: runs(recorder), "it runs")[0]
         # The first delivery, its copy, and the copy that was parked: a worker that is killed while it takes a message
@@ -191,7 +191,7 @@ def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder, valkey: Server, fails: bool) -> None:
     # A run that takes most of the visibility timeout leaves word for a copy; a shorter one does not.
-    with workers(APP, {**SOON}) as (worker,), valkey.client() as broker:
+    with workers(APP, SOON) as (worker,), valkey.client() as broker:
         result = combined.late["skip"].delay("k", 1, 2.8, fails=fails)
         until(lambda: runs(recorder), "it runs")
         (unacked,) = broker.hvals("unacked")

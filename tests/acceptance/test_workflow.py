@@ -219,9 +219,9 @@ def test_a_workflow_that_cannot_be_published_counts_no_more() -> None:
         assert task.delay("k").get(timeout=SOON) == "alone"
 
 
-def test_an_agent_that_has_patched_the_result_backend_still_sees_each_end(tasks: Any, env: dict[str, str]) -> None:
+def test_an_agent_that_has_patched_the_result_backend_still_sees_each_end() -> None:
     task = workflow_app.workflow
-    with workers(APP, {**env, "TEST_AGENT": "1"}, 1) as (worker,):
+    with workers(APP, {"TEST_AGENT": "1"}) as (worker,):
         first = task.delay("k")
         assert first.get(timeout=SOON) == "alone"
         until(lambda: f"the agent has seen the end of {first.id}" in worker.log(), "it has seen it", timeout=SOON)
