@@ -32,7 +32,7 @@ help:
 	@echo "             topologies  Sentinel, replicas and clusters, whose masters are killed, stopped and replaced"
 	@echo "             seeds       fire, combinations and a part of Celery's own tests, from fixed seeds"
 	@echo "             load        a crowd on one key, and what one worker can carry"
-	@echo "             docker      two workers and their Redis in containers, and docker-compose.yml (needs a Docker engine)"
+	@echo "             docker      docker-compose.yml: a beat, two workers and their Redis in containers (needs a Docker engine)"
 	@echo "             matrix      the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "             clients     each topology under redis-py 5.0 to the newest; one of them with REDIS=6.4"
 	@echo "make nightly all that takes hours: more seeds, and the tests that are not steady yet"

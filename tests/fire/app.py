@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery
 
 from celery_singleton_lock import SingletonTask, signals
 from celery_singleton_lock.leases.lease import task_id_of
@@ -49,12 +49,6 @@ class StruckError(Exception):
 
 class Locked(Recorded, SingletonTask):
     """A task of ours."""
-
-    abstract = True
-
-
-class Unlocked(Recorded, Task):
-    """A task without a lock: the body of a chord."""
 
     abstract = True
 
@@ -114,13 +108,6 @@ signal.signal(STRIKE, strike)
 faulthandler.register(signal.SIGUSR2)
 
 TASKS = {name: task_of(kind) for name, kind in KINDS.items()}
-
-
-@app.task(base=Unlocked, bind=True, name="gather", acks_late=True, reject_on_worker_lost=True)
-def gather(self: Any, results: list[Any]) -> int:
-    """The body of a chord."""
-    with body("gather"):
-        return len(results)
 
 
 @signals.lock_unanswered.connect

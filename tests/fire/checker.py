@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from tests.fire.kinds import GATHER, KINDS, Kind
+from tests.fire.kinds import KINDS, Kind
 from tests.recorder import Event
 from tests.runs import rules
 from tests.runs.rules import Finding, exclusive, fenced
@@ -15,15 +15,14 @@ PROMPT = 2.0
 # By so many seconds a busy machine may be late to tell who has lost its lease.
 SLACK = 0.25
 
-# With these a call may fail because another did: one that it joined, or one of its canvas.
-_INHERITED = ("LockLost", "LockHeld", "ChordError", "CallRevoked", "TaskRevokedError", "StoreError", "StruckError")
+# With these a call may fail because the call that it joined did.
+_INHERITED = ("LockLost", "LockHeld", "CallRevoked", "TaskRevokedError", "StoreError", "StruckError")
 # With these a call may fail whose own run has ended so.
 _BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
 # With these a body has ended that was told, or that a signal struck meanwhile.
 _BROKEN_OFF = ("LockLost", "SystemExit", "StruckError")
 # After these a message is requeued, or is none of the call's own.
 _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
-_KINDS = {**KINDS, GATHER.name: GATHER}
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,6 @@ class Call:
     task: str
     state: str = "PENDING"
     error: str = ""
-    alone: bool = True
-    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Run(rules.Run):
 
     @property
     def kind(self) -> Kind:
-        return _KINDS[self.task]
+        return KINDS[self.task]
 
     @property
     def was_cut_short(self) -> bool:
@@ -95,7 +92,7 @@ def check(history: History) -> Verdict:
     """The verdict on a history."""
     runs = read(history.events)
     alone = [run for run in runs if run.kind.exclusive]
-    findings, excused = exclusive(alone, lambda run: _KINDS[run.task].limit)
+    findings, excused = exclusive(alone, lambda run: KINDS[run.task].limit)
     fates = {call.task_id: fate(call, found) for call, found in by_call(history, runs)}
     findings += [*fenced(alone), *told(runs), *accounted(history.calls, fates), *remains(history.remains)]
     named = Counter(event.name for event in history.events)
@@ -195,11 +192,10 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
 
 @dataclass
 class Traces:
-    """What is known of one task id; of the body of a chord, of those in its header as well."""
+    """What is known of one task id."""
 
     runs: list[Run] = field(default_factory=list)
     conflicts: set[str] = field(default_factory=set)
-    members: list["Traces"] = field(default_factory=list)
 
 
 def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
@@ -210,8 +206,6 @@ def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
         outcome = outcome_of(event)
         if outcome:
             traces[event.facts["task_id"]].conflicts.add(outcome)
-    for call in history.calls:
-        traces[call.task_id].members = [traces[member] for member in call.members]
     return [(call, traces[call.task_id]) for call in history.calls]
 
 
@@ -225,15 +219,15 @@ def outcome_of(event: Event) -> str:
 def fate(call: Call, traces: Traces) -> tuple[str, str]:
     """What became of a call, in a word, and what is wrong with that."""
     if call.state == "SUCCESS":
-        return _success(call, traces)
+        return _success(traces)
     if call.state == "FAILURE":
         return _failure(call, traces)
     if call.state == "REVOKED":
-        return _revoked(call, traces)
+        return _revoked(traces)
     return why_unended(call.state, _is_late(call), traces)
 
 
-def _success(call: Call, traces: Traces) -> tuple[str, str]:
+def _success(traces: Traces) -> tuple[str, str]:
     if any(run.ran and run.left < inf for run in traces.runs):
         return "ran", ""
     settled = traces.conflicts & {"joined", "skipped", "superseded"}
@@ -248,21 +242,17 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
-    if (call.error == "Reject" and _has_lost_its_retry(traces)) or _has_lost_its_next_step(call, traces):
-        return "what comes after it could not be published", ""
-    if call.error in _INHERITED and ("joined" in traces.conflicts or not call.alone):
+    if call.error in _INHERITED and "joined" in traces.conflicts:
         return "failed with another", ""
     return "failed", f"it failed with {call.error}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
 
 
-def _revoked(call: Call, traces: Traces) -> tuple[str, str]:
+def _revoked(traces: Traces) -> tuple[str, str]:
     settled = traces.conflicts & {"joined", "skipped", "superseded"}
     if settled:
         return min(settled), ""
     if any(run.ran and run.left < inf for run in traces.runs):
         return "made way", ""
-    if not call.alone:
-        return "its chain was skipped", ""
     return "pretended", "it was revoked by nobody"
 
 
@@ -276,24 +266,11 @@ def why_unended(state: str, late: bool, traces: Traces) -> tuple[str, str]:
     if not late and any(run.was_cut_short for run in traces.runs):
         # Acknowledged when it began: at most once, as Celery has it.
         return "killed after an early ack", ""
-    if any(map(_may_count_twice, traces.members)):
-        return "its chord has counted a part twice", ""
     return "lost", f"it ended nowhere: {state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
 
 
 def _has_lost_its_retry(traces: Traces) -> bool:
     return any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs)
-
-
-def _has_lost_its_next_step(call: Call, traces: Traces) -> bool:
-    """Celery fails a step whose body has ended well if it cannot publish the next one, and that one with it."""
-    ended_well = all(run.outcome == "returned" for run in traces.runs[:1])
-    return call.error == "OperationalError" and not call.alone and ended_well
-
-
-def _may_count_twice(member: Traces) -> bool:
-    """Its process died as it stored its end, and its message was delivered again."""
-    return len(member.runs) > 1 and any(run.ended < inf and run.was_cut_short for run in member.runs)
 
 
 def _is_overwritten(late: bool, traces: Traces) -> bool:
@@ -306,7 +283,7 @@ def _is_overwritten(late: bool, traces: Traces) -> bool:
 
 
 def _is_late(call: Call) -> bool:
-    return _KINDS[call.task].late
+    return KINDS[call.task].late
 
 
 def accounted(calls: Sequence[Call], fates: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:

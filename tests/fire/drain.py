@@ -45,18 +45,9 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
 def known(stage: Stage, watch: Watch) -> History:
     """The history so far."""
     events = list(watch.events)
-    sent = {event.facts["task_id"]: event.facts for event in events if event.name == "sent"}
+    sent = {event.facts["task_id"]: event.facts["task"] for event in events if event.name == "sent"}
     ended = states(stage.results, list(sent))
-    calls = [
-        Call(
-            task_id,
-            facts["task"],
-            *ended.get(task_id, ("PENDING", "")),
-            alone=facts["alone"],
-            members=tuple(facts["members"]),
-        )
-        for task_id, facts in sent.items()
-    ]
+    calls = [Call(task_id, task, *ended.get(task_id, ("PENDING", ""))) for task_id, task in sent.items()]
     return History(events, calls)
 
 

@@ -49,7 +49,3 @@ KINDS = {
         Kind("failing_at_first_late", "reschedule", late=True, how="fail"),
     )
 }
-# Members of a canvas: a message that Celery itself may lose would leave its chord open.
-CANVAS = ("reschedule_late", "skip_late", "join_late", "wait_late", "gates_wait_late")
-# The body of a chord, without a lock.
-GATHER = Kind("gather", "none", "until_executing", late=True)

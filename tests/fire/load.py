@@ -1,4 +1,4 @@
-"""The load: calls of all kinds, alone, in bursts and in canvases, on a few hot keys and many cold ones."""
+"""The load: calls of all kinds, alone and in bursts, on a few hot keys and many cold ones."""
 
 import gc
 import json
@@ -8,18 +8,15 @@ import time
 from typing import Any
 
 import redis
-from celery import chain, chord, group
 from celery.exceptions import OperationalError
-from celery.result import AsyncResult, GroupResult
 
-from tests.fire.kinds import CANVAS, GATHER, KINDS, SHARED
+from tests.fire.kinds import KINDS, SHARED
 from tests.runs.record import Record
 from tests.servers import Server
 
 # Bursts a second.
 RATE = 3.5
 BURSTS = (1, 1, 2, 3, 5)
-SHARE_OF_CANVASES = 0.06
 # Of the bursts that want one key by several policies.
 SHARE_OF_SHARED = 0.35
 HOT, COLD, SHARE_OF_HOT = 2, 200, 0.7
@@ -51,7 +48,7 @@ class Load:
     def __init__(self, seed: int, record: Record, results: Server) -> None:
         from tests.fire import app
 
-        self._tasks, self._gather = app.TASKS, app.gather
+        self._tasks = app.TASKS
         self._rng = random.Random(f"load {seed}")
         self._record, self._results = record, results
         self._open: dict[str, float] = {}
@@ -70,8 +67,17 @@ class Load:
 
     def call(self, name: str, key: str, seconds: float) -> None:
         """Send one call."""
-        task = self._tasks[name]
-        self._send(lambda: task.apply_async((key, seconds), retry_policy=_PATIENCE), [name])
+        try:
+            task_id = self._tasks[name].apply_async((key, seconds), retry_policy=_PATIENCE).id
+        except OperationalError as error:
+            # It may have arrived all the same; nothing is claimed of it.
+            self._record.write("unsent", task=name, error=str(error))
+            return
+        # A call that was in the queue already is sent no second time.
+        if task_id not in self._sent:
+            self._sent.add(task_id)
+            self._open[task_id] = time.monotonic()
+            self._record.write("sent", task_id=task_id, task=name)
 
     def rival(self, name: str, key: str) -> None:
         """A call that wants what another has."""
@@ -84,40 +90,10 @@ class Load:
 
     def _send_something(self) -> None:
         rng = self._rng
-        if rng.random() < SHARE_OF_CANVASES:
-            self._canvas()
-            return
         names = SHARED if rng.random() < SHARE_OF_SHARED else [rng.choice(list(KINDS))]
         key = self._key()
         for _ in range(rng.choice(BURSTS)):
             self.call(rng.choice(names), key, self._seconds())
-
-    def _canvas(self) -> None:
-        names = self._rng.choices(CANVAS, k=3)
-        parts = [self._tasks[name].si(self._key(), self._seconds() / 2) for name in names]
-        how = self._rng.choice(("group", "chain", "chord"))
-        if how == "group":
-            self._send(lambda: group(parts).apply_async(retry_policy=_PATIENCE), names)
-        elif how == "chain":
-            self._send(lambda: chain(*parts).apply_async(retry_policy=_PATIENCE), names)
-        else:
-            self._send(lambda: chord(parts)(self._gather.s()), [*names, GATHER.name])
-
-    def _send(self, publish: Any, names: list[str]) -> None:
-        try:
-            result = publish()
-        except OperationalError as error:
-            # It may have arrived all the same; nothing is claimed of it.
-            self._record.write("unsent", tasks=names, error=str(error))
-            return
-        ids = _ids(result)
-        for task_id, name in zip(ids, names, strict=True):
-            # A call that was in the queue already is sent no second time.
-            if task_id not in self._sent:
-                self._sent.add(task_id)
-                self._open[task_id] = time.monotonic()
-                members = ids[:-1] if name == GATHER.name else []
-                self._record.write("sent", task_id=task_id, task=name, alone=len(names) == 1, members=members)
 
     def _key(self) -> str:
         if self._rng.random() < SHARE_OF_HOT:
@@ -136,12 +112,3 @@ class Load:
             if ended.get(task_id, ("", ""))[0] in _TERMINAL or sent < long_ago:
                 del self._open[task_id]
         return len(self._open) >= MOST_OPEN
-
-
-def _ids(result: Any) -> list[str]:
-    """Task ids of a call, or of the members of a canvas, in the order of its signatures."""
-    if isinstance(result, GroupResult):
-        return [child.id for child in result.results]
-    before = _ids(result.parent) if result.parent is not None else []
-    assert isinstance(result, AsyncResult)
-    return [*before, result.id]

@@ -13,6 +13,7 @@ from tests.fire.kinds import KINDS, STRIKE
 from tests.fire.load import Load
 from tests.fire.stage import LONGEST_COLD_SHUTDOWN, LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.topologies import Strike
+from tests.proxy import Proxy
 from tests.runs.record import now
 from tests.runs.watch import Open, Watch, group_of, send
 from tests.waiting import until
@@ -126,11 +127,16 @@ class Nemesis:
             self._stage.record.write("emptied", down=down)
 
     def swallow(self, more: str = "") -> None:
-        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
-        with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks{more}"):
-            host.locks.black_hole()
-            self._rivals_for(self._bodies_of(host), seconds)
-            host.locks.forward()
+        self._cut_off(Proxy.black_hole, "a black hole", more)
+
+    def reset(self) -> None:
+        self._cut_off(Proxy.reset, "resets")
+
+    def slow_receivers(self) -> None:
+        receivers = Path(f"{self._stage.path}.slow")
+        receivers.touch()
+        self.swallow(", and receivers of signals are slow")
+        receivers.unlink()
 
     def swallow_for_all(self) -> None:
         seconds = self._rng.uniform(0.5, LONGEST_TTL)
@@ -140,19 +146,6 @@ class Nemesis:
             time.sleep(seconds)
             for host in self._stage.hosts:
                 host.locks.forward()
-
-    def slow_receivers(self) -> None:
-        receivers = Path(f"{self._stage.path}.slow")
-        receivers.touch()
-        self.swallow(", and receivers of signals are slow")
-        receivers.unlink()
-
-    def reset(self) -> None:
-        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
-        with self._fault(f"resets for {seconds:.1f} s between {host} and the store of locks"):
-            host.locks.reset()
-            self._rivals_for(self._bodies_of(host), seconds)
-            host.locks.forward()
 
     def lose_replies(self) -> None:
         host, end = self._host(), now() + self._rng.uniform(1.0, 3.0)
@@ -212,6 +205,13 @@ class Nemesis:
         self._stage.record.write("fault", what=what)
         yield
         self._stage.record.write("healed", what=what)
+
+    def _cut_off(self, how: Callable[[Proxy], None], what: str, more: str = "") -> None:
+        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
+        with self._fault(f"{what} for {seconds:.1f} s between {host} and the store of locks{more}"):
+            how(host.locks)
+            self._rivals_for(self._bodies_of(host), seconds)
+            host.locks.forward()
 
     def _stop(self, victims: list[Open], seconds: float, whom: str, group: int | None = None) -> None:
         with self._fault(f"SIGSTOP of {whom} for {seconds:.1f} s"):

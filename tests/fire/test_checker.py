@@ -149,7 +149,6 @@ def test_what_bodies_show(events: list[Event], broken: str) -> None:
             run(1, 3.2, task="failing_at_first", outcome="Retry") + run(3.1, 3.2, task="failing_at_first", pid=2),
             lost(3, "taken"),
         ),
-        (Call("body", "gather", members=("a",)), run(1, 2), dies(2.1) + run(5, 6, pid=2)),
     ],
 )
 def test_an_end_has_to_be_explained(call: Call, without: list[Event], explained_by: list[Event]) -> None:

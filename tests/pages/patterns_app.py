@@ -15,16 +15,6 @@ app = Celery("patterns", broker=STORE, backend=STORE)
 app.conf.singleton_lock_url = STORE
 
 
-@app.task(base=SingletonTask, lock_key=("channel",))
-def sync(channel: int, since: str = "") -> str:
-    return f"{channel} {since}"
-
-
-@app.task(base=SingletonTask, lock_key=(), lock_skip_result={"error": "locked"})
-def merge() -> dict[str, str]:
-    return {"status": "merged"}
-
-
 @app.task(base=SingletonTask, lock_key=lambda issue, data, user, labels: (issue, user, sorted(labels)))
 def track(issue: int, data: str, user: int, labels: list[str]) -> str:
     return data
@@ -53,23 +43,6 @@ class Unique(SingletonTask):
 def update(character: int, force: bool = False) -> None: ...
 
 
-@app.task(base=SingletonTask, lock_name="search-index", lock_key=(), lock_on_conflict="reschedule")
-def index(part: str) -> str:
-    return part
-
-
-@app.task(base=SingletonTask, lock_name="search-index", lock_key=(), lock_on_conflict="reschedule")
-def reindex() -> str:
-    return "all"
-
-
-@app.task(base=SingletonTask, lock_key=("report",), lock_min_hold=3600, lock_min_hold_on_failure=False)
-def refresh(report: str, fails: bool = False) -> str:
-    if fails:
-        raise ValueError(report)
-    return report
-
-
 @app.task(base=SingletonTask, lock_key=lambda catalogue, force=False: (catalogue, uuid4().hex if force else ""))
 def rebuild(catalogue: str, force: bool = False) -> str:
     return f"{catalogue} {force}"
@@ -91,11 +64,6 @@ class Notify(SingletonTask):
 
 
 notify: Any = app.register_task(Notify())
-
-
-@app.task(base=SingletonTask, lock_mode="until_and_while_executing", lock_key=("table",))
-def update_search(table: int) -> int:
-    return table
 
 
 @app.task(base=SingletonTask, bind=True, max_retries=None)

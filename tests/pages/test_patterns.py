@@ -1,8 +1,7 @@
-"""What public projects need of a lock, most frequent first: each docstring says whose need it is."""
+"""What public projects need of a lock and no other test shows: each docstring says whose need it is."""
 
 import gc
 from collections.abc import Iterator
-from contextlib import ExitStack
 from importlib import import_module
 from itertools import count
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import CallRevoked, Lock, LockHeld
+from celery_singleton_lock import Lock, LockHeld
 from celery_singleton_lock.testing import HELD_BY_TEST, hold
 from tests.acceptance.conftest import forget_connections
 from tests.pages.test_how_to import refused
 from tests.servers import Server
-from tests.unit.test_docs import functions_in
 from tests.waiting import until
 from tests.workers import workers
 
@@ -54,21 +52,6 @@ def key() -> int:
     return next(_numbers)
 
 
-def test_a_second_sync_of_a_channel_is_skipped(shop: Any, key: int) -> None:
-    """openedx/edx-enterprise, safe-global/safe-transaction-service, rapidpro/dash: not twice for one thing."""
-    with hold(shop.sync, key):
-        assert refused(shop.sync.delay(key, since="today"))
-        assert shop.sync.delay(-key).get(timeout=SOON) == f"{-key} "
-    assert shop.sync.delay(key).get(timeout=SOON) == f"{key} "
-
-
-def test_who_is_late_gets_a_value_instead_of_an_error(shop: Any) -> None:
-    """SEED-platform/seed, jumpserver/jumpserver: the caller of a locked task gets a dict that says so."""
-    with hold(shop.merge):
-        assert shop.merge.delay().get(timeout=SOON) == {"error": "locked"}
-    assert shop.merge.delay().get(timeout=SOON) == {"status": "merged"}
-
-
 def test_some_arguments_count_in_any_order(shop: Any, key: int) -> None:
     """makeplane/plane: one notification for an issue, a user and a set of labels, whatever its text."""
     with hold(shop.track, key, "text", 1, ["a", "b"]):
@@ -92,67 +75,11 @@ def test_a_base_class_makes_tasks_unique_in_the_queue(shop: Any, key: int) -> No
     assert shop.update.delay(key).id != queued.id
 
 
-def test_a_lock_that_the_publisher_takes_is_free_when_the_task_has_ended(shop: Any, key: int) -> None:
-    """freelawproject/courtlistener, langgenius/dify: set by a view, and deleted at the end of the body."""
-    with hold(shop.prune, key):
-        assert shop.prune.delay(key).id == HELD_BY_TEST
-    assert shop.prune.delay(key).get(timeout=SOON) == key
-    until(lambda: shop.prune.lock_state(key).queued is None, "it no longer counts as queued")
-    assert shop.prune.delay(key).get(timeout=SOON) == key
-
-
-def test_code_of_a_view_takes_several_locks(shop: Any, key: int) -> None:
-    """uktrade/data-workspace-frontend, open-formulieren/open-forms: around a part of a request, without waiting."""
-    names = sorted(f"{key} {name}" for name in ("tables", "grants"))
-    with ExitStack() as held:
-        leases = [held.enter_context(Lock(name, app=shop.app, timeout=0)) for name in names]
-        with pytest.raises(LockHeld), Lock(names[0], app=shop.app, timeout=0):
-            pass
-    assert not any(lease.held for lease in leases)
-
-
-def test_who_holds_a_lock_keeps_a_task_of_other_workers_out(shop: Any, key: int) -> None:
-    """spacetelescope/jwql: the caller holds the lock while remote tasks do the work."""
-    with shop.sync.lock_for(key):
-        with pytest.raises(CallRevoked):
-            shop.sync.delay(key).get(timeout=SOON)
-        assert shop.sync.delay(-key).get(timeout=SOON)
-
-
-def test_several_tasks_write_to_one_index_in_turn(shop: Any) -> None:
-    """pypi/warehouse, codecov/worker, mitodl/ocw-studio: who comes while the lock is held tries again later."""
-    with hold(shop.index, "a"):
-        waiting = [shop.index.delay("b"), shop.reindex.delay()]
-        until(lambda: shop.reindex.lock_state().waiting == 2, "both wait", timeout=SOON)
-    assert [each.get(timeout=SOON) for each in waiting] == ["b", "all"]
-
-
-def test_only_a_success_starts_the_cool_down(shop: Any, key: int) -> None:
-    """openedx/enterprise-catalog, pretix/pretix: once an hour, and at once again after a failure."""
-    name = f"r{key}"
-    with pytest.raises(ValueError, match=name):
-        shop.refresh.delay(name, fails=True).get(timeout=SOON)
-    assert shop.refresh.delay(name).get(timeout=SOON) == name
-    with pytest.raises(CallRevoked):
-        shop.refresh.delay(name).get(timeout=SOON)
-
-
 def test_a_call_may_ignore_the_lock(shop: Any, key: int) -> None:
     """openedx/enterprise-catalog, nautobot/nautobot: a person forces a run."""
     with hold(shop.rebuild, f"c{key}"):
         assert refused(shop.rebuild.delay(f"c{key}"))
         assert shop.rebuild.delay(f"c{key}", force=True).get(timeout=SOON) == f"c{key} True"
-
-
-def test_a_page_asks_whether_it_is_queued_or_runs(shop: Any, key: int) -> None:
-    """openwisp/openwisp-controller, langgenius/dify, nautobot/nautobot: the state, without a call."""
-    task = shop.update
-    queued = task.apply_async((key,), countdown=600)
-    assert task.lock_state(key).queued == queued.id
-    queued.revoke()
-    with hold(task, key):
-        assert [each.task_id for each in task.lock_state(key).holders] == [HELD_BY_TEST]
-    assert (task.lock_state(key).queued, task.lock_state(key).holders) == (None, [])
 
 
 def test_the_id_of_a_row_is_that_of_its_call(shop: Any, key: int) -> None:
@@ -180,27 +107,10 @@ def test_a_task_that_is_a_class_has_a_key_of_what_it_is_given(shop: Any, key: in
         assert shop.notify.delay(1, repository=key, commit="b").get(timeout=SOON) == "b 1"
 
 
-def test_what_changed_during_a_run_is_done_once_more(shop: Any, key: int) -> None:
-    """bram2w/baserow: a flag says that a table has changed while its search was updated."""
-    task = shop.update_search
-    with hold(task, key):
-        queued = task.apply_async((key,), countdown=600)
-        assert queued.id != HELD_BY_TEST
-        assert {task.delay(key).id for _ in range(3)} == {queued.id}
-    queued.revoke()
-
-
 def test_a_process_holds_a_lock_for_its_life(shop: Any) -> None:
     """onyx-dot-app/onyx, jumpserver/jumpserver: of several workers one is the primary."""
     assert len(shop.primary.state().holders) == 1
     assert shop.primary.acquire(blocking=False) is None
-
-
-def test_a_view_runs_the_body_itself_under_the_lock_of_the_task(shop: Any, key: int) -> None:
-    """A project whose name is not known: at once, and yet never beside a worker."""
-    assert shop.sync.apply((key,)).get() == f"{key} "
-    with hold(shop.export, f"s{key}"), pytest.raises(LockHeld):
-        shop.export.apply((f"s{key}",)).get()
 
 
 def test_how_many_may_run_is_known_only_when_it_runs(shop: Any, key: int) -> None:
@@ -251,45 +161,3 @@ def test_a_success_publishes_the_next_call(shop: Any) -> None:
 
     for number, suffix in ((2, ""), (1, "+"), (0, "++")):
         assert shop.app.AsyncResult(first.id + suffix).get(timeout=SOON) == number
-
-
-ELSEWHERE = {
-    "uktrade/data-workspace-frontend, WeblateOrg/weblate: a lock around plain code": (
-        "tests/pages/test_how_to.py",
-        "test_lock_without_a_task",
-    ),
-    "bram2w/baserow, openedx/edx-platform: the caller is told who is at it": (
-        "tests/integration/test_results.py",
-        "test_a_page_leads_to_the_call_that_is_queued",
-    ),
-    "codecov/worker, kobotoolbox/kpi: once an hour; PostHog/posthog: n at once": (
-        "tests/pages/test_how_to.py",
-        "test_choose_a_cool_down_or_a_limit",
-    ),
-    "freelawproject/courtlistener, galaxyproject/galaxy: a rate for each of those who are asked": (
-        "tests/pages/test_how_to.py",
-        "test_choose_a_rate",
-    ),
-    "OpenConceptLab/oclapi2: a call is cancelled, and the next one begins": (
-        "tests/pages/test_how_to.py",
-        "test_cancel_and_start_again",
-    ),
-    "mitodl/micromasters, MozillaSecurity/FuzzManager: a whole chain or chord": (
-        "tests/pages/test_how_to.py",
-        "test_lock_a_whole_workflow",
-    ),
-    "maciej-gol/tenant-schemas-celery, pypi/warehouse: a class that changes a call": (
-        "tests/pages/test_how_to.py",
-        "test_lock_for_each_tenant_where_a_class_changes_the_arguments",
-    ),
-    "iplweb/bpp, bram2w/baserow: methods that were overridden for the library before": (
-        "tests/unit/test_spelling.py",
-        "test_a_method_that_a_class_has_overridden_for_another_library_is_refused",
-    ),
-}
-"""The needs that other tests show, by these."""
-
-
-@pytest.mark.parametrize(("file", "name"), ELSEWHERE.values(), ids=ELSEWHERE)
-def test_is_shown_elsewhere(file: str, name: str) -> None:
-    assert name in functions_in(file)

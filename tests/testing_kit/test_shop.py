@@ -16,7 +16,7 @@ SHOP = HERE / "shop"
 
 
 def played(*arguments: str, cwd: Path = SHOP, **env: str) -> "subprocess.CompletedProcess[str]":
-    # pytest-celery, which these tests use for containers, has other fixtures by the names of Celery's own.
+    # The package pytest-celery, if it is installed, has other fixtures by the names of Celery's own.
     command = [sys.executable, "-m", "pytest", "-p", "no:celery", "-p", "no:cacheprovider", *arguments]
     mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     # The shop is not installed, and this library may be installed from elsewhere.
