@@ -21,6 +21,8 @@ class ServerClock:
 
     ask_again_at: float = float("-inf")
     """On `clock()`. Until then, a server that did not tell its time is not asked again."""
+    compares_at: float = float("-inf")
+    """On `clock()`. A time that was asked for before this moment is not compared."""
 
     def __init__(self) -> None:
         self._latest = 0
@@ -33,7 +35,7 @@ class ServerClock:
 
         *now* is the server's time in microseconds while it handled a request that was sent at *sent_at*.
         """
-        if sent_at < self._seen_at + _COMPARE_EVERY:
+        if sent_at < self.compares_at:
             return 0.0
         answered_at = clock()
         seconds = now / 1_000_000
@@ -42,6 +44,7 @@ class ServerClock:
         step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
         drift = (answered_at - self._seen_at) * _WORST_RATE
         self._seen_at = answered_at
+        self.compares_at = answered_at + _COMPARE_EVERY
         if abs(step) <= _SMALLEST_STEP + drift:
             return 0.0
         self._latest = 0

@@ -79,9 +79,9 @@ class Script:
 
     def arguments(self, **values: str) -> list[str]:
         """The arguments in their order. Empty ones at the end are left out, because each costs time."""
-        arguments = [values.pop(name, "") for name in self._names]
-        if values:
-            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values)}")
+        arguments = list({**dict.fromkeys(self._names, ""), **values}.values())
+        if len(arguments) > len(self._names):
+            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values.keys() - self._names)}")
         while not arguments[-1]:
             arguments.pop()
         return arguments
@@ -180,9 +180,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
-    """The verdict in a reply of acquire.lua."""
-    if isinstance(reply, int):
-        return Grant(1, reply, reply / 1_000_000, sent_at)
+    """The verdict in a reply of acquire.lua that is more than a fence."""
     match reply:
         case ["granted", _, place, fence, since, *died]:
             return Grant(place, fence, since / 1_000_000, sent_at, bool(died), _dead(key, *died[0]) if died else None)

@@ -156,11 +156,13 @@ class Store:
             part.is_away = True
             raise
         if type(reply) is int:
-            self._compare(claim.key, reply, sent_at)
-        else:
-            self._compare(claim.key, reply[1], sent_at)
-            if reply[0] == "walked":
-                return self.acquire(claim)
+            # The usual answer: the first place, and its fence, which is the time.
+            if sent_at >= part.clock.compares_at:
+                self._compare(claim.key, reply, sent_at)
+            return Grant(1, reply, reply / 1_000_000, sent_at)
+        self._compare(claim.key, reply[1], sent_at)
+        if reply[0] == "walked":
+            return self.acquire(claim)
         return answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Place:
