@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
+from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
 from celery_singleton_lock.stores.redis.store import Store

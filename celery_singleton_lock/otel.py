@@ -12,7 +12,7 @@ from celery.signals import task_postrun
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import REASONS_TO_STOP
-from celery_singleton_lock.runs.delivery import run_of
+from celery_singleton_lock.runs.message import run_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 
@@ -66,7 +66,7 @@ def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
 def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
     run = run_of(task.request)
     span = trace.get_current_span()
-    if run is None or not run.lease.fence or not span.is_recording():
+    if run is None or not run.lease.was_granted or not span.is_recording():
         return
     lease = run.lease
     key = {"singleton_lock.key": run.lease.key}

@@ -22,10 +22,26 @@ from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
-from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, until_expired
-from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, Origin, text_of, with_notes
+from celery_singleton_lock.runs.endings import (
+    CallRevoked,
+    final_result,
+    has_ended,
+    has_result,
+    seconds_until,
+    unmark,
+    until_expired,
+    why_unreadable,
+)
+from celery_singleton_lock.runs.message import (
+    DUE_HEADER,
+    Notes,
+    Origin,
+    notes_of,
+    run_of,
+    state_of,
+    text_of,
+    with_notes,
+)
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
@@ -37,7 +53,7 @@ _MEMORY = 1.0
 # Keyed by what can fail on its own: a store, or a server of a cluster.
 _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
-# Of members of a canvas, callbacks and retries; and callbacks wait for the call itself.
+# Members of a canvas, callbacks and retries have these; and callbacks wait for the call itself.
 _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
 # Celery publishes a call with one of these for somebody else. An error here would let a canvas or the result of a retry
 # hang, so the worker meets the error, and the call fails there.
@@ -93,7 +109,7 @@ def options_by_name(
 
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    """The run whose body publishes its next attempt with these options; None if it is anything else."""
+    """The run whose body publishes its next attempt with these options, if they are of one."""
     if not options.get("retries"):
         return None
     run = run_of(task.request)
@@ -105,9 +121,9 @@ def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
 def _known_of(
     task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[Notes, str | None]:
-    """What is noted of the call already, and the key that it has; no key if one is to be made of its arguments.
+    """The notes that the call has already, and its key if it keeps that; else a key is made of its arguments.
 
-    The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
+    A key is kept because the arguments were serialised since, and the code that makes keys may have changed.
     """
     if run is not None:
         # A later attempt has the notes of its run, whatever its headers are.
@@ -332,7 +348,7 @@ def _is_gone(task: Task, found: Holder) -> bool:
 
 
 def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Holder) -> None:
-    """Whoever asks for the id that the caller has chosen learns which call stands for it."""
+    """Store REVOKED under the id that the caller has chosen, with the call that stands for it."""
     task_id = text_of(options["task_id"])
     is_ignored = options.get("ignore_result") or DUE_HEADER in options["headers"]
     if is_ignored or task_id == found.task_id or why_unreadable(task):
@@ -394,14 +410,14 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
             options.update(countdown=max(0.0, due_in - answer.sooner), eta=None)
         return None
     except StoreRefused:
-        # It will the next time.
+        # The store will refuse the next request as well.
         if sent:
             return None
         raise
     except StoreError as error:
         _silences[part] = clock(), StoreError(*error.args)
-        # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
-        # But a retry goes on with the cool-down that its first publishing has begun.
+        # The call may be marked all the same, even after it has ended, and then nothing would remove the mark. The
+        # cool-down of a retry stays: its first publishing has begun that.
         is_first = not options.get("retries")
         unmark(store, key, task_id, ends_cooldown=is_first, may_arrive=True, in_background=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
@@ -417,12 +433,7 @@ def _silence_of(part: Hashable) -> StoreError | None:
 
 
 def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
-    """Return if the call may be sent all the same: it is settled when it runs.
-
-    Raises:
-        StoreError: `lock_on_store_error` is `raise`, and it is not sent in any case; with anything else, better a
-            message too many than one too few.
-    """
+    """Return if the call may be sent unmarked. With `lock_on_store_error="raise"` it may not, unless it is a must."""
     is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
     log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)

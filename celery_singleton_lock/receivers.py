@@ -8,23 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from celery import VERSION, Task
-from celery.signals import (
-    beat_init,
-    task_postrun,
-    task_rejected,
-    task_unknown,
-    worker_init,
-    worker_process_shutdown,
-)
+from celery.signals import beat_init, task_postrun, task_rejected, task_unknown, worker_init, worker_process_shutdown
 
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.definition.options import Lockable, base_in
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.runs.delivery import run_of
-from celery_singleton_lock.runs.marks import look_after_workflows, unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.endings import look_after_workflows, unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.message import run_of
 from celery_singleton_lock.runs.policies import remember_limits
-from celery_singleton_lock.runs.redelivery import mark_stored
-from celery_singleton_lock.runs.run import Phase
 
 MAKES_READY = "__trace__"
 """The attribute of a task that a worker sets, perhaps again, as it makes the task ready to run."""
@@ -53,10 +44,7 @@ def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
     """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
     run = run_of(task.request)
     if run is not None:
-        if run.phase is not Phase.OVER:
-            run.give_back()
-            mark_stored(run)
-            run.go_to(Phase.OVER)
+        run.finish()
     else:
         unmark_unstarted(task, state, retval)
 

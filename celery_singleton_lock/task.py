@@ -35,9 +35,18 @@ from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
-from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
-from celery_singleton_lock.runs.notes import HEADER, Notes, Origin, text_of
+from celery_singleton_lock.runs.message import (
+    HEADER,
+    Notes,
+    Origin,
+    RequestState,
+    notes_of,
+    run_of,
+    state_for,
+    state_of,
+    text_of,
+)
 from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -75,38 +84,33 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
     The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
-    worker that dies no longer renews it, so the key is free within one ttl. If a run finds the key held, it does what
-    *lock_on_conflict* says.
-
-    A direct call, `task(...)`, takes no lock; a task that calls itself directly
-    continues under the lease it has. Tasks of Celery itself are never locked.
+    worker that dies no longer renews it, so the key is free within one ttl. A direct call, `task(...)`, takes no lock;
+    a task that calls itself directly continues under the lease it has. Tasks of Celery itself are never locked.
 
     Attributes:
         lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in the queue, until the
             body starts, which runs without a lock. `"until_executed"`: unique in the queue and while it runs.
             `"until_and_while_executing"`: unique in the queue, and one at a time.
-        lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names; `()`: the task
-            as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
+        lock_key: The arguments that make two calls the same. None: all of them. A list of parameter names; `()`: the
+            task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
         lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
-        lock_limit: A run begins if fewer than so many hold the lock; by default 1.
+        lock_limit: The number of runs that may hold the lock at once; by default 1.
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its place in the pool, `"join"`:
-            ends with the holder's result or error, `"rerun"`: one more run after the present one, that of the call
-            published last, or `"replace"`: the same, and the holder is asked to stop.
-        lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which a call that waits or is requeued fails with `LockHeld`, not with
-            `"join"`, `"rerun"` and `"replace"`; or with `StoreError` if it cannot reach the store. By default never.
-            With `"rerun"` and `"replace"` in a queue mode no call fails: the newest one starts at the latest so long
-            after the first of those whose place was taken, whatever its `countdown` or `eta`.
+            ends with the holder's result or error, `"rerun"`: the call published last runs once more after the present
+            run, or `"replace"`: the same, and the holder is asked to stop.
+        lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
+        lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` without an
+            answer of the store. With `"rerun"` and `"replace"` in a queue mode: the longest delay of the newest call.
         lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
-            if it is unique in the queue: however the run ends, unless its worker is killed.
+            if it is unique in the queue.
         lock_min_hold_on_failure: False: a run that fails, dies or loses its lease leaves the key free at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline (prefork on Linux).
         lock_on_store_error: If Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`, `"run"` without a
             lock, or `"skip"`. A publisher waits for 2 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by default 3600.
-        lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.
+        lock_label: A format string, `"supplier {supplier_id}"`, that operators read beside the key.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
     """
@@ -160,7 +164,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; an option that is set on the object is used from then on."""
+        """Set an attribute, perhaps an option, which is used from then on."""
         check_name(self, name)
         super().__setattr__(name, value)
         self._forget(name)
@@ -170,7 +174,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute; an option is that of the class from then on."""
+        """Delete an attribute; from then on, an option is that of the class."""
         super().__delattr__(name)
         self._forget(name)
 
@@ -186,15 +190,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         lease = run.lease if run is not None else current_holding()
         if lease is None or not (self._runs_under(lease) if run is None else run.phase is not UNLOCKED):
             return NULL_LEASE
-        return lease.view if lease.fence and lease.unreleased else NULL_LEASE
+        return lease.view if lease.was_granted and lease.unreleased else NULL_LEASE
 
     @cached_property
     def lock_options(self) -> LockOptions:
-        """The options of this task, with the app's settings and the defaults filled in.
-
-        Raises:
-            ConfigurationError: A setting does not exist, or has a value that is not allowed.
-        """
+        """The options of this task, with the app's settings and the defaults filled in."""
         wait_until_bound(self)
         return options_of(self)
 
@@ -210,10 +210,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _calls_body_itself(self) -> bool:
-        """The body is called as a worker calls that of a plain task, because no class behind ours has a `__call__`.
-
-        Celery's own `__call__` is for direct calls: it pushes another request, which costs as much as a lock.
-        """
+        """No class behind ours has a `__call__` but Celery's, which pushes another request at the cost of a lock."""
         behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
         return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
@@ -233,7 +230,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
-        """The lock key of a call of which only the arguments that make the key are given; raises as `lock_key_for`."""
+        """As `lock_key_for`, of a call of which only the arguments that make the key are given."""
         try:
             return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
         except (TypeError, ConfigurationError) as error:
@@ -270,7 +267,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return lock
 
     def lock_state(self, *args: Any, **kwargs: Any) -> LockState:
-        """Who holds that lock, which call is queued or next; a `StoreError` if the store is silent for 2 s."""
+        """The holders of that lock, and which call is queued or next; a `StoreError` if the store is silent for 2 s."""
         return store_of(self.app).survey([self.lock_key_of_some(*args, **kwargs)])[0]
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
@@ -392,12 +389,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Return if the task calls itself, in its body or in a hook after it.
-
-        Raises:
-            Ignore: A `__call__` before ours calls us again, and the call was passed on.
-            ConfigurationError: It does so after its run has ended, with which its lease has ended.
-        """
+        """Return if the task calls itself in its body, or in a hook after it; else a `__call__` before ours does."""
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

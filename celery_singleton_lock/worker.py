@@ -29,10 +29,8 @@ from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
-from celery_singleton_lock.runs.delivery import hidden_in
-from celery_singleton_lock.runs.endings import final_result, store_final_result
-from celery_singleton_lock.runs.marks import unmark
-from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, message_of, text_of
+from celery_singleton_lock.runs.endings import final_result, store_final_result, unmark
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, message_of, text_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
 

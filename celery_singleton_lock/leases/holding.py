@@ -53,11 +53,10 @@ if TYPE_CHECKING:
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
 _LATE_BOUND = 1.0
-# Of a holder from elsewhere nothing else is known.
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds in which a process that is killed for its loss tells of it.
 _LAST_WORDS = 1.0
-# Of a ttl, in which who waits here asks at least once: for so long its turn is kept if it does not.
+# In units of the ttl: for so long the store keeps a turn. Whoever waits here asks at least once in a ttl.
 _TURN_LASTS = 3
 
 
@@ -73,7 +72,7 @@ class State(IntEnum):
     RELEASED = 6
 
 
-# By their own names, because a look into an enum costs a call before Python 3.12.
+# Names of their own: a look into an enum costs a call before Python 3.12.
 NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
 # In the order of the states.
 _LEADS_TO = (
@@ -99,8 +98,8 @@ class Holding:
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
-    # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
-    # clocks, so it never lies behind the store's own.
+    # On `clock()`. It counts from the moment at which the last answered request was sent, less an allowance for the
+    # drift of clocks, so it is never later than the store's own deadline.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
@@ -110,7 +109,7 @@ class Holding:
     takes: int = 1  # how often it has to be released
     ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
     _is_reported: bool = False
-    # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
+    # Weakly: otherwise the two, and the heartbeat both, would keep each other until the garbage collector runs.
     _view: "ref[Lease] | None" = None
 
     def __init__(
@@ -133,7 +132,7 @@ class Holding:
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
         self._sender = sender
-        # A `Lock` has none: names of locks may be made of ids, of which there is no end.
+        # Empty for a `Lock`: names of locks may be made of ids, of which there is no end.
         self._task: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self._deadman = deadman
@@ -148,7 +147,7 @@ class Holding:
 
     @property
     def view(self) -> Lease:
-        """What users get of it: the same object for as long as anybody has it."""
+        """The object that users get: the same for as long as anybody has it."""
         view = self._view() if self._view is not None else None
         if view is None:
             view = Lease(self)
@@ -159,6 +158,10 @@ class Holding:
     def unreleased(self) -> bool:
         """There is, or may be, something in the store for this process to release."""
         return self.state is not NEW and self.state is not RELEASED and self.pid == os.getpid()
+
+    @property
+    def was_granted(self) -> bool:
+        return self.fence > 0
 
     @property
     def is_kept(self) -> bool:
@@ -251,7 +254,7 @@ class Holding:
         """See `Lease.check`."""
         reason: NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
-            # The heartbeat got no time to run, and the main process of a worker may have renewed it meanwhile.
+            # The heartbeat got no time to run. The main process of a worker may have renewed the lease meanwhile.
             sent_at = clock()
             with suppress(StoreError):
                 (answer,) = self.store.renew([self.claim], _LATE_BOUND)
@@ -263,7 +266,7 @@ class Holding:
             raise LockLost(self.key, self.lost_reason or reason)
 
     def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Take the answer to a renewal that was sent then; the reason if it is lost, or if its holder has to stop."""
+        """Take the answer to a renewal; the reason if the lease is lost, or if its holder has to stop."""
         reason = REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has.
@@ -273,7 +276,7 @@ class Holding:
     def lose(self, reason: LostReason) -> None:
         """Report that its holder has to stop, or that it is lost, each once; nothing if it was released meanwhile."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
-            # A person asks it to end now, and then no successor takes over.
+            # A person's request outranks a successor's.
             self.lost_reason = reason
         try:
             self.go_to(ASKED_TO_STOP if reason in REASONS_TO_STOP else LOST)
@@ -282,7 +285,7 @@ class Holding:
         self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
-        # At once, so that nobody sees the state without its reason. Who was asked to stop before ends as asked.
+        # First of all: otherwise somebody could see the state without its reason. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self._deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
@@ -304,7 +307,7 @@ class Holding:
                 background.submit(self._die)
 
     def _die(self) -> None:
-        """Kill this process, which has told of its loss by now; a body that has ended meanwhile spares it."""
+        """Kill this process, unless its body has ended meanwhile."""
         counters.flush()
         if self.state is LOST and self._deadman is not None:
             self._deadman.kill()
@@ -314,8 +317,8 @@ class Holding:
     def release(self) -> None:
         """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
 
-        The heartbeat lets go of it first, so nothing renews a released lease. What the store does not answer is
-        repeated in the background, until it must have freed the key by itself. See `Lease.release` as well.
+        The heartbeat lets go of it first, so nothing renews a released lease. Without an answer, the release is
+        repeated in the background until the store must have freed the key by itself.
         """
         if self.let_go():
             self.give_back()
@@ -331,7 +334,7 @@ class Holding:
         return True
 
     def give_back(self) -> None:
-        """The same for a caller who has seen that there is something to release, and that nobody has taken it again."""
+        """As `release`, if the caller has seen that there is something to release, and that it is the last take."""
         answer = self._end()
         if answer.marker == "none":
             self.ending = None
@@ -339,7 +342,7 @@ class Holding:
             self.ending.marker = answer.marker
         if answer is UNANSWERED:
             return
-        if answer.lost is not None and self.fence:
+        if answer.lost is not None and self.was_granted:
             if self.lost_reason is None:
                 self.report_lost(answer.lost)
             return
@@ -374,7 +377,7 @@ class Holding:
         return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
-        """Renew it no longer: nobody wants it any more."""
+        """Stop renewing: the holder is done with it."""
         if self.state is HELD and (late := lateness(self)):
             # A body that held the GIL to its end: the heartbeat will never see it.
             tell_late({self: late})
@@ -387,7 +390,7 @@ class Holding:
 
 
 class _Nothing(Holding):
-    """What a body holds that runs without a lock: so one body serves both."""
+    """The lease of a body that runs without a lock, so that one body serves both."""
 
     def check(self) -> None:
         """Return: there is nothing to lose."""

@@ -1,4 +1,4 @@
-"""What users see of a lease, and which leases the calling code runs under."""
+"""The view that users have of a lease, and the leases under which the calling code runs."""
 
 import asyncio
 import os
@@ -93,7 +93,7 @@ class Lease:
         self._holding.release()
 
     async def arelease(self) -> None:
-        """The same, without blocking the event loop; if this is cancelled, it is given back all the same."""
+        """As `release`, without blocking the event loop; a cancelled `arelease` gives the lease back all the same."""
         await coroutines.release(self._holding)
 
 
@@ -106,16 +106,16 @@ def is_undone(result: Any) -> bool:
 
 
 def task_id_of(lease: Lease) -> str | None:
-    """That of the run that has it; None if it is no task's."""
+    """The task id of the run that has the lease; None if it is no task's."""
     return lease._holding.task_id  # noqa: SLF001 (it is this library's)
 
 
-# Which leases the calling code runs under, and which it has taken through a `Lock`.
+# The leases under which the calling code runs, and those that it has taken through a `Lock`.
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
 """The event loop that this thread runs, or None. The public function raises then, which is slow."""
 
-# Weakly, because contexts are copied and outlive what they were made for.
+# Weak references, because contexts are copied and outlive the bodies for which they were made.
 current: ContextVar[tuple["ref[Holding]", ...]] = ContextVar("current_lease", default=())
 
 
@@ -131,7 +131,7 @@ def current_lease() -> Lease | None:
 
 
 def held_here(key: str) -> "Holding | None":
-    """What the calling code runs under and has this key, or None; a wait for that key would never end."""
+    """The lease with this key under which the calling code runs, if any; a wait for that key would never end."""
     leases = [lease() for lease in current.get()]
     return next((lease for lease in leases if lease is not None and lease.key == key), None)
 
@@ -148,7 +148,7 @@ class Hold:
 
     @property
     def lasts(self) -> bool:
-        """It was not released, neither by the lock nor by the lease."""
+        """Neither the lock nor the lease has released it."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
 
@@ -162,7 +162,7 @@ Contexts are copied, so a copy may list what another thread or task has taken, o
 
 
 def known_holds() -> list[Hold]:
-    """Those that this context lists, the last one last."""
+    """The holds that this context lists, the last one last."""
     return [hold for known in holds.get() if (hold := known()) is not None]
 
 

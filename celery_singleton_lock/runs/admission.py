@@ -14,13 +14,10 @@ from celery_singleton_lock.definition.options import LockOptions, OnStoreError
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, is_later_attempt, redelivered_within
-from celery_singleton_lock.runs.endings import Reason
-from celery_singleton_lock.runs.marks import has_ended, unmark, until_expired, workflows_of
-from celery_singleton_lock.runs.notes import Notes
+from celery_singleton_lock.runs.endings import Reason, has_ended, unmark, until_expired, workflows_of
+from celery_singleton_lock.runs.message import Notes, has_copies, is_later_attempt, redelivered_within
 from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, WaitsHere, count_wait, longest_wait
-from celery_singleton_lock.runs.redelivery import refused_copy
-from celery_singleton_lock.runs.requeue import broker_delays, jittered, publish_again
+from celery_singleton_lock.runs.requeue import CONTINUED, PARKED, broker_delays, delay_of, jittered, publish_again
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
@@ -43,8 +40,8 @@ _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
 def admit(run: Run) -> Phase | Ended:
     """Ask for the lock; the phase in which the body may run, or the end of a run without its body.
 
-    The store answers at once, in this order: is this message done, does it have a run that lives, does a newer call run
-    in its place, do others go before it, is there a free place? What becomes of a refused run its policy decides.
+    The store answers these questions in one step. Is this message done? Does it have a run that lives? Does a newer
+    call run in its place? Do others go before it? Is there a free place? A policy decides on a run that is refused.
 
     Raises:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
@@ -52,13 +49,13 @@ def admit(run: Run) -> Phase | Ended:
     policy = POLICIES[run.options.on_conflict]
     notes = run.notes
     # The defaults need nothing more than the claim of a new run, so most runs ask at once.
-    is_usual = run.way is FIRST and not (notes.newest or notes.marked or notes.joins)
+    is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
     if not is_usual:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
-        if (longest := longest_wait(run)) < run.lease.claim.patience:
-            run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest)
+        if (longest := longest_wait(run)) < run.claim.patience:
+            run.claim.patience = max(_SHORTEST_PATIENCE, longest)
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
             settled = _prepare(run, policy)
             if settled is not None:
@@ -73,7 +70,7 @@ def admit(run: Run) -> Phase | Ended:
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Finish the claim, and settle what needs no lease; None if the run has to ask for one."""
+    """Finish the claim, and settle what needs no lease; None means that the run has to ask for one."""
     notes = run.notes
     options = run.options
     claim = run.claim
@@ -88,11 +85,11 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
         # For as long as its message can be somewhere.
         claim.turn_for = redelivered_within(options)
         claim.rank = max(0, notes.rank) or notes.refused_at
-    if run.way is COPY and notes.joins:
+    if run.way == "copy" and notes.joins:
         # Before it looks for the result that it waits for; with a limit of 0 it gets no place.
         answer = run.store.acquire(replace(claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
-            return _carry_out(run, refused_copy(run, answer))
+            return _carry_out(run, _refused_copy(run, answer))
     fate = policy.before_acquire(run)
     return None if fate is None else _carry_out(run, fate)
 
@@ -101,7 +98,7 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
     """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
         # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
-        run.way = COPY
+        run.way = "copy"
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
     if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
@@ -114,8 +111,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Grant):
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
-        return _carry_out(run, refused_copy(run, answer))
-    # Nobody runs yet, and the successor may never come. Or only the end of a body is awaited, whose call has ended.
+        return _carry_out(run, _refused_copy(run, answer))
+    # The holder's call has ended, and only its body goes on. Or nobody runs yet, and the successor may never come.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
@@ -191,6 +188,23 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
+def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
+    """A delivery whose message has a run already is parked until that run ends, or dropped.
+
+    While the run lives, the store refuses a later delivery. Once the run has ended, the store knows that if another
+    delivery was known or likely: see `_ending_of`. The result is that of the other delivery, so this one stores none.
+    """
+    if isinstance(answer, Conflict):
+        holder, expires_in = answer.first, answer.first.expires_in
+    else:
+        holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
+        if answer.outcome != "ended":
+            return Refused("dropped", holder)
+        # Its result is about to be stored; if its process has died in between, this delivery runs.
+    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
+    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else PARKED, expires_in))
+
+
 def _of_newest(policy: Policy, notes: Notes) -> Policy:
     """The policy of the task; or `rerun` for a newest call, which had that policy as others ended in its favour."""
     return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
@@ -201,7 +215,7 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     policy = _of_newest(policy, run.notes)
     if run.can_be_requeued:
         return policy
-    if run.way is BROADCAST and run.is_later_attempt:
+    if run.way == "broadcast" and run.is_later_attempt:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
     return policy.without_broker(run)
@@ -231,11 +245,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
 
 
 def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
-    """End a run that does not get its lock, as its policy has decided.
-
-    Raises:
-        LockHeld, Ignore, Reject, Retry: The other ways to end.
-    """
+    """End a run that does not get its lock, as its policy has decided; raises as `admit`."""
     if isinstance(fate, Ended):
         return fate
     outcome, holder = fate.outcome, fate.holder
@@ -249,11 +259,11 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
             raise holder.refusal
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
-    if outcome == "dropped" and run.way is not COPY:
-        # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
+    if outcome == "dropped" and run.way != "copy":
+        # A retry whose run was replaced meanwhile has no other delivery, so its marks end here.
         run.unmark()
     run.was_passed_on = True
-    # Retry would store a state over that of the other delivery.
+    # `Retry` would store a state over that of the other delivery.
     raise Ignore(f"{outcome}: the result is that of another run of this very task")
 
 
@@ -263,11 +273,7 @@ def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
 
 
 def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
-    """Requeue the call, as a task that retries is, but do not count it as a retry; see `Run.store_retry`.
-
-    Raises:
-        Retry: Always, unless it cannot be published.
-    """
+    """Requeue the call as a task that retries, without counting a retry; see `Run.store_retry`."""
     run.store_retry(why, run.key, may_be_over=may_be_over)
     raise Retry(str(why), exc=why, when=delay, sig=publish_again(run, delay, refused_at=run.claim.refused_at, **notes))
 
@@ -309,7 +315,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         # Only the store knows whether the run of which this is a copy has ended.
-        _requeue(run, error, delay, may_be_over=run.way is COPY, unanswered=unanswered, rank=run.notes.rank)
+        _requeue(run, error, delay, may_be_over=run.way == "copy", unanswered=unanswered, rank=run.notes.rank)
     raise error
 
 

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as ThreadsCancelledError
 from contextlib import contextmanager, suppress
 from types import CoroutineType, GeneratorType
-from typing import Any
+from typing import Any, Literal
 from weakref import ref
 
-from celery.exceptions import Ignore
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
-from celery_singleton_lock.leases.holding import LOST
+from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import final_result
-from celery_singleton_lock.runs.marks import A_MOMENT, WORKFLOWS, unmark, workflows_of
-from celery_singleton_lock.runs.redelivery import ending_of
+from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result, unmark, workflows_of
+from celery_singleton_lock.runs.message import has_copies, is_long_here, redelivered_within
 from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
-from celery_singleton_lock.stores.records import marker_of
+from celery_singleton_lock.stores.records import Ending, marker_of
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body: interrupted if its lease is lost, and found by later deliveries of its message.
+    """Call the body, which is interrupted if its lease is lost.
 
     Raises:
         Exception: The body's; or `Revoked` if the run was asked to stop, even if its body has caught that.
@@ -37,19 +37,19 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             if holds.get() is not locks:
                 _give_back_locks(run, locks)
     except Exception as error:
-        run.lease.ending = ending_of(run, error)
+        run.lease.ending = _ending_of(run, error)
         reason = _asked_to_stop(run, error)
         if reason is None:
             raise
     else:
-        run.lease.ending = ending_of(run, None)
+        run.lease.ending = _ending_of(run, None)
         if run.lease.lost_reason is None:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
             # A run that was asked to stop keeps its lease until it has ended.
             if run.lease.state is LOST:
-                # It was only to be warned, or it has caught the error.
+                # `lock_on_lost` is `warn`, or the body has caught the error.
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
                 log.write(logging.ERROR, "lock.finished_without_lease", text, **told)
@@ -58,7 +58,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    """Release each `Lock` that the body has taken and left, because nobody would release it any more."""
+    """Release each `Lock` that the body has taken and left: nobody else would."""
     # The last first: of a `Lock` that was taken again, each take counts.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
@@ -91,16 +91,39 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
         current.set(before)
 
 
-def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse work that somebody else would do once the body has ended, because the lease ends with the body.
+def _ending_of(run: Run, error: Exception | None) -> Ending | None:
+    """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
+    if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
+        return None
+    outcome = "ended" if error is None else _outcome_of(run.task, error)
+    if outcome is None:
+        return None
+    options = run.options
+    is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
+    if run.way != "first":
+        # The message may be a copy.
+        is_due = is_due or has_copies(run.request, run.notes, run.delivery, options)
+    return Ending(outcome, redelivered_within(options), is_due)
 
-    Raises:
-        ConfigurationError: The body has returned something to await, or is a generator that has not begun.
-    """
+
+def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:
+    if isinstance(error, Reject):
+        # With requeue the message is meant to be redelivered.
+        return None if error.requeue else "retried"
+    if isinstance(error, Ignore | Retry):
+        # For Ignore, nothing is stored, or a replacement goes on with the work.
+        return "retried"
+    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
+    is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
+    return None if task.acks_late and not is_acknowledged else "ended"
+
+
+def _refuse_unfinished(run: Run, result: Any) -> None:
+    """Refuse something to await, or a generator that has not begun: that work would outlast the lease."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     if isinstance(result, CoroutineType | GeneratorType):
-        # It will never run, so Python need not warn of that as well.
+        # Python would warn that it never ran.
         result.close()
     raise ConfigurationError(
         f"task {run.task.name}: its body has returned a {type(result).__name__}, so its work would be done after the "
@@ -113,7 +136,7 @@ def _lost(run: Run) -> LockLost:
 
 
 def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
-    """Why the run was asked to stop, even if its body has caught that; None if it was not."""
+    """The reason for which the run was asked to stop, even if its body has caught that."""
     if run.was_replaced:
         return run.lease.lost_reason
     if isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP:

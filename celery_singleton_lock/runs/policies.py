@@ -15,9 +15,8 @@ from celery.exceptions import Ignore, Retry
 from celery_singleton_lock.definition.options import OnConflict, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.notes import NEXT_RUN
+from celery_singleton_lock.runs.message import NEXT_RUN, state_for, state_of
 from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
@@ -215,7 +214,7 @@ def longest_wait(run: Run) -> float:
     # For an item, the time limit of its map goes on.
     timed = run.task
     request = run.request
-    if run.way is ITEM:
+    if run.way == "item":
         timed = get_current_task()
         request = timed.request
     # Each is chosen as a worker chooses it.
@@ -231,7 +230,7 @@ def longest_wait(run: Run) -> float:
 
 def count_wait(run: Run) -> None:
     """Count the time that an item of a map has waited, because all items share the time limit of their map."""
-    if run.way is ITEM:
+    if run.way == "item":
         state_for(get_current_task().request).waited += run.age
 
 

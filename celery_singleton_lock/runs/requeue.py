@@ -15,9 +15,8 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
-from celery_singleton_lock.runs.marks import until_expired
-from celery_singleton_lock.runs.notes import text_of, with_notes
+from celery_singleton_lock.runs.endings import until_expired
+from celery_singleton_lock.runs.message import delivery_of, headers_of, notes_of, text_of, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.clock import clock
 
@@ -45,7 +44,7 @@ NEXT = Backoff(0.25, 2.0)
 # It looks for the result of another run, whose end is not near.
 JOINED = Backoff(1.0, 1.0, is_patient=True)
 # Another delivery of its message runs.
-COPY = Backoff(0.25, 2.0)
+PARKED = Backoff(0.25, 2.0)
 # `retry()` and `replace()` publish before their body has ended, usually by milliseconds.
 CONTINUED = Backoff(0.05, 2.0)
 
@@ -101,7 +100,7 @@ def publish_again(run: Run, delay: float, **notes: Any) -> Any:
         "task_id": text_of(request.id or ""),
         "tries": dated.tries + 1,
         "newest": "next" if dated.newest else "",
-        "is_copy": run.way is Way.COPY,
+        "is_copy": run.way == "copy",
         "unanswered": 0,
         "rank": 0,
         **notes,

@@ -34,26 +34,32 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock.definition.keys import label_of
 from celery_singleton_lock.definition.options import LockOptions, no_process_for
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason
+from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason, StoreError
+from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.delivery import (
-    BROADCAST,
-    CAN_BE_REQUEUED,
-    COPY,
-    EAGER,
-    ITEM,
+from celery_singleton_lock.runs.endings import (
+    CallRevoked,
+    Reason,
+    Revoked,
+    end_workflows,
+    store_retry_once,
+    store_revoked,
+    unmark,
+)
+from celery_singleton_lock.runs.message import (
+    DELIVERY,
+    Notes,
     delivery_of,
     is_later_attempt,
+    message_of,
     state_of,
+    text_of,
     way_of,
 )
-from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_retry_once, store_revoked
-from celery_singleton_lock.runs.marks import end_workflows, unmark
-from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
@@ -69,7 +75,7 @@ class Phase(IntEnum):
     OVER = 4  # and nothing of it is left to do
 
 
-# By their own names, because a look into an enum costs a call before Python 3.12.
+# Names of their own: a look into an enum costs a call before Python 3.12.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 # In their order.
 _LEADS_TO = (
@@ -82,7 +88,7 @@ _LEADS_TO = (
 
 
 class Ended(NamedTuple):
-    """A run has ended with this result or error, which is not that of its body."""
+    """The result or error of a run that has ended without its body."""
 
     result: Any = None
     error: BaseException | None = None
@@ -118,92 +124,67 @@ class Run:
         self.way = way_of(task, request, notes, self.delivery)
         self.is_later_attempt = is_later_attempt(request, notes)
         self.interrupt = Interrupt()
-        self.lease = Holding(
-            store_of(task.app),
-            self._claim(),
-            partial(_lost, ref(self)),
-            self._deadman(),
-            task,
-        )
+        # Kept, because the app may move to another store meanwhile.
+        self.store: Store = store_of(task.app)
+        self.claim = self._claim()
+        # The task id of its call. An item of a map has that of the map.
+        self.task_id: str = self.claim.facts.task_id
+        deadman = self._deadman() if self.options.kills else None
+        self.lease = Holding(self.store, self.claim, partial(_lost, ref(self)), deadman, task)
 
     def go_to(self, phase: Phase) -> None:
-        """Go forward to another phase.
-
-        Raises:
-            RuntimeError: The present phase does not lead there.
-        """
+        """Go forward to another phase; a `RuntimeError` if the present one does not lead there."""
         if phase not in _LEADS_TO[self.phase]:
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
         if phase is OVER:
-            # Weakly from now on: the two would keep each other, and the arguments, until the garbage collector comes.
+            # From now on a weak reference: otherwise the two keep each other until the garbage collector runs.
             self.request = proxy(self.request)
 
     @property
-    def task_id(self) -> str:
-        """That of its call; for an item, that of its map."""
-        return self.lease.claim.facts.task_id
-
-    @property
     def can_be_requeued(self) -> bool:
-        """Its message can go back to the broker."""
-        return self.way in CAN_BE_REQUEUED
+        """Its message can go back to the broker: it has one of its own."""
+        return self.way in ("first", "copy")
 
-    def _deadman(self) -> DeadMan | None:
-        if not self.options.kills:
-            return None
+    def _deadman(self) -> DeadMan:
         # The children of a prefork pool are daemons, and nothing else is.
         if not current_process().daemon:
             raise no_process_for(self.task.name)
         return DeadMan()
 
     def _claim(self) -> Claim:
+        """Its claim, to which `admit` adds what depends on its policy."""
         options = self.options
         request = self.request
         task = self.task
         notes = self.notes
         task_id = request.id if type(request.id) is str else text_of(request.id or "")
-        claim = Claim(
-            self.key,
-            self.delivery.token or new_token(),
-            options.ttl,
-            options.limit,
-            Facts(
-                task_id,
-                options.holder_name,
-                request.hostname or socket.gethostname(),
-                os.getpid(),
-                request.retries or 0,
-                (notes.origin or notes).published,
-                label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
-                not (request.ignore_result or (self.way is EAGER and not task.store_eager_result)),
-            ),
+        facts = Facts(
+            task_id,
+            options.holder_name,
+            request.hostname or socket.gethostname(),
+            os.getpid(),
+            request.retries or 0,
+            (notes.origin or notes).published,
+            label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
+            not (request.ignore_result or (self.way == "eager" and not task.store_eager_result)),
         )
+        if self.way == "item" and (item := state_of(request)) is not None:
+            # The task that has this task id is its map.
+            facts.task_id = item.item_of
+            facts.task_name = item.map_name
+        claim = Claim(self.key, self.delivery.token or new_token(), options.ttl, options.limit, facts)
         claim.message = message_of(notes)
         claim.refused_at = notes.refused_at
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
-        if self.way is ITEM and (item := state_of(request)) is not None:
-            # The task that has this task id is its map.
-            claim.facts.task_id = item.item_of
-            claim.facts.task_name = item.map_name
-        if self.way is COPY or (self.is_later_attempt and self.way is not BROADCAST):
-            claim.may_be_copy = True
+        claim.may_be_copy = self.way == "copy" or (self.is_later_attempt and self.way != "broadcast")
         return claim
 
     @property
-    def store(self) -> Store:
-        """The store of its lock, even if the app has moved to another store meanwhile."""
-        return self.lease.store
-
-    @property
-    def claim(self) -> Claim:
-        return self.lease.claim
-
-    @property
     def was_replaced(self) -> bool:
-        """It has been asked to stop, for its successor or by a person."""
+        """Its successor, or a person, has asked it to stop."""
         return self.interrupt.delivered and self.lease.lost_reason in REASONS_TO_STOP
 
     @property
@@ -221,7 +202,7 @@ class Run:
     # Its next attempt.
 
     def note_retry(self, key: str) -> None:
-        """Its body is about to publish its next attempt, with this key."""
+        """Store RETRY, as its body is about to publish its next attempt with this key."""
         error = self.retry_error
         traceback = "".join(format_exception(error)) if error is not None else None
         self.store_retry(error, key, traceback)
@@ -234,7 +215,8 @@ class Run:
         If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide the end of that one.
         """
         store_retry_once(self.task)
-        # If only errors are kept, nothing comes after that of a call which is requeued, and it is none.
+        # With `store_errors_even_if_ignored` alone a requeued call leaves no RETRY: it is no error, and nothing would
+        # overwrite it.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
@@ -242,7 +224,7 @@ class Run:
 
     def _store_started(self) -> None:
         """Store STARTED, as `task_track_started` wants it."""
-        if self.way not in (ITEM, EAGER) and not self._is_ignored:
+        if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
             # Its body runs under its soft time limit, or not at all.
@@ -269,7 +251,7 @@ class Run:
         The body of a chord waits for every member.
         """
         # An item has no state of its own to store; its map has a place for its result.
-        is_part = self.way is ITEM or self.request.chord
+        is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
@@ -294,22 +276,18 @@ class Run:
             log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
-        """Return if it may still publish a retry or a replacement.
-
-        Raises:
-            LockLost: It was asked to stop, so nothing of it comes after its successor.
-        """
+        """Return if it may still publish a retry or a replacement: nothing of it comes after its successor."""
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Begin; `__exit__` gives back what it holds by then."""
-        if self.way is ITEM:
-            # It has a request of its own, though it has no message.
+        """Begin; `__exit__` gives back everything that it holds by then."""
+        if self.way == "item":
+            # An item has a request of its own, though it has no message.
             self.task.request_stack.push(self.request)
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if self.way is ITEM:
+        if self.way == "item":
             self.task.request_stack.pop()
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
             self._end_cooldown()
@@ -334,8 +312,32 @@ class Run:
         """Give back what it holds; nothing if that was done."""
         if self.lease.unreleased:
             self.lease.give_back()
-        if self.lease.fence == 0 and not self.was_passed_on:
+        if not (self.lease.was_granted or self.was_passed_on):
             self.unmark()
+
+    def finish(self) -> None:
+        """Leave nothing behind, now that its result is stored; nothing if that was done."""
+        if self.phase is not OVER:
+            self.give_back()
+            self._mark_stored()
+            self.go_to(OVER)
+
+    def _mark_stored(self) -> None:
+        """Say that the result is stored, if later deliveries look for it; in the background if the store is silent."""
+        ending = self.lease.ending
+        if ending is None or ending.outcome != "ended":
+            return
+        self.lease.ending = None
+        claim = self.claim
+        mark = partial(self.store.mark_done, self.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
+        if ending.marker == "left":
+            try:
+                mark()
+                return
+            except StoreError as error:
+                text = "until it is written in the background, a copy of this message may run: %s"
+                log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
+        background.submit(PendingRelease(self.store, self.key, self.task_id, clock() + ending.kept, mark))
 
     def unmark(self) -> None:
         """End what the call has left in the store: its message has ended for good."""
@@ -360,6 +362,6 @@ class Run:
 
 
 def _lost(run: "ref[Run]", lease: Holding, reason: LostReason) -> None:
-    # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
+    # Weakly: otherwise a run to which nothing refers any more would keep its lease alive.
     if (one := run()) is not None and one.phase is not UNLOCKED:
         one.on_lost(lease, reason)

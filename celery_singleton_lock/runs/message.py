@@ -1,0 +1,318 @@
+"""The message of a run: the notes that we write on it, how it has come, and our state on Celery's request.
+
+A header is read from the top level of the message. Celery makes each of them an attribute of the request; its
+`request.headers` is something else if the message has a header of the name `headers`, as Sentry and Datadog write it.
+Only this file reads and keeps things on the request.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from celery import Task
+from celery.app.task import Context
+
+from celery_singleton_lock.definition.options import LockOptions
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Newest
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.runs.run import Run
+
+HEADER = "singleton_lock"
+"""The header of our notes: the time of publication; or the notes, if there is more to say."""
+
+ENTRY_HEADER = "beat_entry"
+DUE_HEADER = "beat_due"
+"""The headers in which a beat notes which entry it has sent, and when the entry was due."""
+
+NEXT_RUN = -1
+"""In place of a rank: the message waits to be the next run, by `rerun` or `replace`."""
+
+DELIVERY = "singleton_delivery"
+"""The name under which the main process sends a pool process the facts of this delivery, beside the message."""
+
+
+def text_of(task_id: Any) -> str:
+    """*task_id* as the text that the store has: Celery takes a `uuid.UUID`, or a subclass of `str`, as well."""
+    return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
+
+
+class Origin(NamedTuple):
+    """The run that a call replaces: a call of the same key, published by `replace()`, waits for the end of that run."""
+
+    key: str
+    fence: int  # 0 if it ran without a lease
+    published: int  # its `first_published`
+
+
+@dataclass
+class Notes:
+    """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
+
+    key: str = ""
+    published: int = 0  # first, whoever publishes it again; by the store's clock where the newest call wins
+    tries: int = 0  # how many times it was requeued
+    refused_at: int = 0  # first, by the store's clock
+    is_copy: bool = False  # it may have been delivered before
+    joins: str = ""  # the task id of the run that it has joined
+    joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
+    joins_since: int = 0  # the publication of that run, if an earlier call with its task id has left a result
+    free_since: int = 0  # when that run was first seen without a lock, by the store's clock
+    newest: Newest = ""
+    is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
+    unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
+    origin: Origin | None = None  # the run that it replaces
+    task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
+    marked: bool = False  # it was published as queued, even if its task has another mode by now
+    rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock; or `NEXT_RUN`
+    later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
+
+    @property
+    def first_published(self) -> int:
+        """When the call was published; a call is no newer than the run that it replaces."""
+        return (self.origin or self).published
+
+    @property
+    def left_something(self) -> bool:
+        """Its call may have left something in the store that is to end with its message."""
+        return self.marked or bool(self.newest) or self.rank > 0
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
+        """The notes in the headers of a message, if they are about the call with this id.
+
+        Arguments:
+            headers: Of the message.
+            task_id: Of the call; None for any, empty for a new call, of which no headers can know anything.
+
+        Raises:
+            ConfigurationError: The header is there, but not as we write it.
+        """
+        # Fields that are not written keep the default of the class, because most have only a few.
+        notes = cls.__new__(cls)
+        written = (headers or {}).get(HEADER)
+        if written is None:
+            return notes
+        if type(written) is int:
+            if task_id != "":
+                notes.published = written
+            return notes
+        if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
+            written = _known_in(written)
+        vars(notes).update(written)
+        return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
+
+    def header(self) -> dict[str, Any]:
+        written = {name: value for name, value in vars(self).items() if value}
+        return {**dict(written.pop("later")), **written} if "later" in written else written
+
+    def dated(self, now: Callable[[], int | None]) -> "Notes":
+        """These notes, with a time of publication: if there was none, it is *now* by the store's clock, or by ours."""
+        if not self.published:
+            self.published = now() or time.time_ns() // 1000
+            self.is_bare = True
+        return self
+
+    def of_the_call(self) -> "Notes":
+        """The notes that stay once a body has begun: a retry of the body begins a new wait."""
+        kept = Notes(self.key, self.published, origin=self.origin, task_id=self.task_id)
+        kept.later = self.later
+        return kept
+
+
+_TYPES = {field.name: type(field.default) for field in fields(Notes) if field.name != "later"} | {"origin": Origin}
+_TYPES_IN_ORIGIN = [str, int, int]
+
+
+def _known_in(written: Any) -> dict[str, Any]:
+    """The notes that this version knows, and beside them those of a later version, which stay on the message.
+
+    Raises:
+        ConfigurationError: No version writes such notes.
+    """
+    if isinstance(written, Mapping) and all(isinstance(name, str) for name in written):
+        known = {name: value for name, value in written.items() if name in _TYPES}
+        # A message brings a tuple as a list.
+        if type(origin := known.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
+            known["origin"] = Origin(*origin)
+        if all(type(value) is _TYPES[name] for name, value in known.items()):
+            later = tuple((name, value) for name, value in written.items() if name not in _TYPES)
+            return {**known, "later": later}
+    advice = "give a header of your own another name"
+    raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
+
+
+def message_of(notes: Notes) -> int:
+    """The publication of the call, which tells messages of one task id apart: a task id may be used again."""
+    return 0 if notes.is_bare else notes.published
+
+
+def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
+    """The headers with our notes; what is no dict is left out, as nobody could send it."""
+    given = headers if isinstance(headers, Mapping) else {}
+    kept = {name: value for name, value in given.items() if name != DELIVERY}
+    return {**kept, HEADER: notes.header()}
+
+
+# How it has come.
+
+# The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
+_NEARLY = 0.9
+# Seconds from the end of a body until the broker has heard of it, on a busy machine.
+_LATEST_ACKNOWLEDGEMENT = 10.0
+# By default kombu looks every hundred seconds for messages whose timeout has passed.
+_SWEEP = 120.0
+# Names of a message that are Celery's, and no attributes of its `Context`.
+_CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
+
+
+Way = Literal["first", "copy", "item", "broadcast", "eager"]
+"""How the message of a run has come: by its first delivery, as far as anybody knows, or by one that may not be its
+first; as an item, by the message of its map, starmap or chunks; by a fanout exchange, to each queue; or by none.
+"""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """The data that the main process of a worker sends to a pool process."""
+
+    token: str = ""
+    # By the local clock; infinite, so never late, if no worker has sent it.
+    received: float = float("inf")
+    sends_events: bool = False
+    content_type: str | None = None
+    # The headers that its publisher has given it, if one of the name `headers` hides the others.
+    hidden: Mapping[str, Any] | None = None
+
+
+class RequestState:
+    """Our state on a request, for one task id; a header of the same name has another type."""
+
+    run: "Run | None" = None
+    # Task id and name of the map, starmap or chunks whose item it is.
+    item_of: str = ""
+    map_name: str = ""
+    # In eager mode: the run that this request replaces, or retries, under the lease of that run.
+    origin: Origin | None = None
+    # Seconds that the items of a map have waited in their places.
+    waited: float = 0.0
+
+    def __init__(self, request_id: str | None) -> None:
+        # A pool may hand several runs the same request object, one after the other.
+        self.request_id = request_id
+
+
+_STATE = "singleton_state"
+_NO_DELIVERY = Delivery()
+
+
+def state_of(request: Context) -> RequestState | None:
+    """Our state on the request, if there is one."""
+    state = getattr(request, _STATE, None)
+    return state if type(state) is RequestState and state.request_id == request.id else None
+
+
+def state_for(request: Context) -> RequestState:
+    """Our state on the request, made if there is none."""
+    state = state_of(request)
+    if state is None:
+        state = vars(request)[_STATE] = RequestState(request.id)
+    return state
+
+
+def run_of(request: Context) -> "Run | None":
+    """The run of the request, if it has one."""
+    state = state_of(request)
+    return state.run if state is not None else None
+
+
+def notes_of(request: Context) -> Notes:
+    """Our notes on the message of the request; raises as `Notes.of`."""
+    known: Any = vars(request)
+    if HEADER not in known and delivery_of(request).hidden is None:
+        # In eager mode nothing was sent, so its headers are here alone.
+        known = request.headers
+    return Notes.of(known, request.id)
+
+
+def headers_of(request: Context) -> dict[str, Any]:
+    """The headers that its caller, and others before it was sent, have given to the message."""
+    hidden = delivery_of(request).hidden
+    if hidden is not None:
+        return dict(hidden)
+    return dict(request.headers) if isinstance(request.headers, Mapping) else {}
+
+
+def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The headers of a message, if one of the name `headers` hides the others from a pool process."""
+    if "headers" not in message:
+        return None
+    others = {name: value for name, value in message.items() if name not in _CELERYS and not hasattr(Context, name)}
+    return {"headers": message["headers"], **others}
+
+
+def delivery_of(request: Context) -> Delivery:
+    """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
+    delivery = getattr(request, DELIVERY, _NO_DELIVERY)
+    if type(delivery) is not Delivery:
+        # A header of that name that somebody else wrote comes here only where no worker has replaced it.
+        delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
+        setattr(request, DELIVERY, delivery)
+        if delivery.hidden is not None and not isinstance(request.headers, Mapping):
+            # Celery could publish no retry with it.
+            request.headers = None
+    return delivery
+
+
+def redelivered_within(options: LockOptions) -> float:
+    """Seconds for which the broker may deliver a message again."""
+    return options.visibility_timeout + _SWEEP
+
+
+def is_later_attempt(request: Context, notes: Notes) -> bool:
+    """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
+    return bool(
+        request.retries
+        # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
+        or (request.replaced_task_nesting and request.parent_id in (None, request.id))
+        or (notes.origin and notes.origin.fence)
+    )
+
+
+def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:
+    """How the message of a run has come; equal ids alone do not make a copy."""
+    if request.called_directly:
+        return "item"
+    if request.is_eager:
+        return "eager"
+    exchange = (request.delivery_info or {}).get("exchange")
+    if exchange and _is_fanout(task, exchange):
+        return "broadcast"
+    # Our own countdowns are far shorter than any visibility timeout.
+    is_copy = (request.eta and not notes.tries) or has_copies(request, notes, delivery, task.lock_options)
+    return "copy" if is_copy else "first"
+
+
+def _is_fanout(task: Task, exchange: str) -> bool:
+    """Each queue gets a message by this exchange, so its siblings have the same task id and none is a copy."""
+    queues = task.app.amqp.queues.values()
+    return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
+
+
+def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
+    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere."""
+    was_delivered_before = notes.is_copy or (request.delivery_info or {}).get("redelivered")
+    return bool(was_delivered_before or is_long_here(delivery, options))
+
+
+def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
+    """The message is here for so long that the broker may have delivered it elsewhere.
+
+    With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
+    """
+    timeout = options.visibility_timeout
+    age = clock() - delivery.received
+    return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)
