@@ -277,14 +277,22 @@ def _leased(target: _Target) -> Iterator[Holder]:
 @contextmanager
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
-    found = target.store.mark_queued(target.key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0)
+    store, key = target.store, target.key
+    # The store takes a second mark with one task id for the first, which was asked for again.
+    found = next(_marks_of_test(target), None) or store.mark_queued(
+        key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0
+    )
     if isinstance(found, Holder):
         raise _taken(target, found)
     try:
-        yield next(each for each in target.store.survey([target.key])[0].marks if each.task_id == HELD_BY_TEST)
+        yield next(_marks_of_test(target))
     finally:
         with suppress(StoreError):
-            target.store.unmark(target.key, HELD_BY_TEST)
+            store.unmark(key, HELD_BY_TEST)
+
+
+def _marks_of_test(target: _Target) -> Iterator[Holder]:
+    return (each for each in target.store.survey([target.key])[0].marks if each.task_id == HELD_BY_TEST)
 
 
 def _taken(target: _Target, holder: Holder) -> SingletonLockError:

@@ -141,6 +141,19 @@ def test_who_checks_a_lease_late_learns_that_it_has_to_stop(app: Celery) -> None
     late.release()
 
 
+@pytest.mark.parametrize("reason", [None, "replaced", "expired"])
+def test_behind_its_deadline_no_lease_has_less_than_no_time(app: Celery, reason: LostReason | None) -> None:
+    late = Holding(store_of(app), Claim(KEY, "mine", 30.0))
+    late.acquire()
+    if reason is not None:
+        late.lose(reason)
+    late.deadline = 0.0
+
+    assert (late.time_left, late.view.remaining(), late.view.held) == (0.0, 0.0, False)
+    late.release()
+    assert (late.time_left, late.view.remaining()) == (0.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("where", "owner", "name"),
     [

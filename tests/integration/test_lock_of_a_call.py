@@ -187,6 +187,18 @@ def test_a_cool_down_is_no_holder_and_says_until_when(app: Celery, mode: str) ->
     assert timedelta(seconds=30) < state.cooldown_until - datetime.now(UTC) < timedelta(seconds=90)
 
 
+def test_a_block_that_meets_a_cool_down_says_so(app: Celery) -> None:
+    task = task_of(app, lock_min_hold=60)
+    ran = task.apply((7, True))
+    lock = task.lock_for(7)
+    lock.timeout = 0
+
+    with pytest.raises(LockHeld, match="cool-down") as refused, lock:
+        pass
+    assert (refused.value.state, refused.value.holder_task_id) == ("cooldown", ran.id)
+    assert 30 < refused.value.expires_in < 90
+
+
 def test_break_marks_drops_those_of_locks_that_nobody_holds(app: Celery) -> None:
     task = task_of(app, lock_mode="until_executed")
     for supplier in (7, 8):

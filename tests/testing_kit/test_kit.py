@@ -217,3 +217,17 @@ def test_a_lock_that_is_held_is_not_held_once_more(app: Celery, task: Any) -> No
             pass
 
         assert [holder.task_id for holder in task.lock_holders()] == [HELD_BY_TEST]
+
+
+def test_in_a_queue_mode_a_call_is_queued_and_not_once_more(app: Celery) -> None:
+    @app.task(base=SingletonTask, name="kit.queued", lock_mode="until_executing")
+    def queued() -> None: ...
+
+    with memory_store(app):
+        with hold(queued) as holder:
+            assert (holder.state, holder.task_id, holder.fence) == ("queued", HELD_BY_TEST, 0)
+            assert (queued.lock_state().queued, queued.lock_holders()) == (HELD_BY_TEST, [])
+            with pytest.raises(SingletonLockError, match=f"already held by task_id={HELD_BY_TEST}"), hold(queued):
+                pass
+            assert queued.lock_state().queued == HELD_BY_TEST
+        assert queued.lock_state().queued is None
