@@ -13,48 +13,35 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
 from tests.contract.asking import CALLED, KEY, claim, granted, refused
-from tests.contract.chapters.acquire import Acquire
+from tests.contract.chapters.beside import Beside
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
-from tests.contract.chapters.counts import Counts
 from tests.contract.chapters.hearing import Hearing
-from tests.contract.chapters.history import History
-from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
+from tests.contract.chapters.leasing import Leasing
 from tests.contract.chapters.limit import Limit
 from tests.contract.chapters.listening import Listening
-from tests.contract.chapters.markers import Markers
 from tests.contract.chapters.marks import Marks
 from tests.contract.chapters.queue import Queue
-from tests.contract.chapters.release import Release
-from tests.contract.chapters.renew import Renew
-from tests.contract.chapters.slots import Slots
 from tests.contract.chapters.succession import Succession
 from tests.contract.chapters.turns import Turns
 from tests.contract.chapters.versions import Versions
-from tests.contract.chapters.waking import Waking
 from tests.servers import Server
 
 
 class StoreContract(
-    Acquire,
-    Release,
-    Renew,
+    Leasing,
     Limit,
     Queue,
     Turns,
-    Waking,
     Hearing,
-    Hold,
     Copies,
     Marks,
     Succession,
-    Slots,
     Breaking,
     Labels,
-    Counts,
-    History,
+    Beside,
     Versions,
 ):
     """The tests that a store of locks has to pass."""
@@ -134,7 +121,7 @@ class TestMemoryStore(StoreContract):
             granted(store.acquire(claim("b")))
 
 
-class TestStore(StoreContract, Keys, Markers, Listening):
+class TestStore(StoreContract, Keys, Listening):
     """The contract, on each server, and what only a server has: keys and listeners."""
 
     @pytest.fixture

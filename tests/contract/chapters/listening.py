@@ -6,7 +6,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, Waiter, claim, granted, queued, refused
+from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, Waiter, claim, granted, queued
 from tests.contract.chapters.hearing import CHANNEL, hearing, publish
 from tests.waiting import until
 
@@ -21,19 +21,6 @@ def connections_that_hear(client: Any) -> list[Any]:
 
 class Listening(Contract):
     """How waiters in a server are woken, and what its own clock decides."""
-
-    def test_a_waiter_that_nobody_hears_any_more_is_passed_over_at_the_release(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a"))
-        with self.waiting(store, "dead"):
-            pass
-        channel = f"{KEY}:dead"
-        with self.waiting(store, "w") as waiters:
-            until(lambda: client.pubsub_numsub(channel) == [(channel, 0)], "the server knows that it is gone")
-
-            store.release(claim("a"), 1)
-
-            refused(store.acquire(claim("newcomer")))
-            granted(waiters["w"].ask())
 
     def test_a_waiter_listens_on_one_connection_and_closes_it(self, store: Store, client: Any) -> None:
         store.acquire(claim("a"))

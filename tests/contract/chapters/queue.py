@@ -1,7 +1,12 @@
-"""The queue of those who wait."""
+"""The queue of those who wait, and how they sleep and wake."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import CALLED, KEY, SHORT, Contract, Waiter, claim, granted, queued, refused
@@ -10,8 +15,6 @@ from tests.waiting import until
 
 
 class Queue(Contract):
-    """The queue of those who wait."""
-
     def test_a_waiter_gets_the_lock_once_it_is_released(self, store: Store) -> None:
         before = granted(store.acquire(claim("a")))
         with Waiter(store, claim("w", task_id="id-of-w", hostname="w1@host")) as waiter:
@@ -49,18 +52,6 @@ class Queue(Contract):
 
             queued(waiters["w2"].ask())
             granted(waiters["w1"].ask())
-
-    def test_a_newcomer_does_not_overtake_a_waiter_and_is_told_of_it(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        with Waiter(store, claim("w", task_id="id-of-w")) as waiter:
-            queued(waiter.ask())
-            store.release(claim("a"), 1)
-
-            conflict = refused(store.acquire(claim("newcomer")))
-
-            assert (conflict.first.token, conflict.first.task_id) == ("w", "id-of-w")
-            assert conflict.first.expires_in > 0
-            granted(waiter.ask())
 
     def test_a_conflict_names_the_holders_or_where_there_are_none_the_waiters_that_go_before(
         self, store: Store
@@ -119,3 +110,69 @@ class Queue(Contract):
         else:
             self.let_expire(store) if gone == "with its holder" else store.release(claim("a"), 1)
             granted(store.acquire(claim("newcomer")))
+
+    def test_a_release_that_comes_before_the_sleep_wakes_all_the_same(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with Waiter(store, claim("w")) as waiter:
+            queued(waiter.ask())
+            store.release(claim("a"), 1)
+            asleep_at = clock()
+
+            waiter.sleep(20)
+
+            assert clock() - asleep_at < 10
+            granted(waiter.ask())
+
+    def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with Waiter(store, claim("w")) as waiter:
+            queued(waiter.ask())
+            releasing = threading.Timer(0.2, store.release, (claim("a"), 1))
+            releasing.start()
+            asleep_at = clock()
+
+            waiter.sleep(20)
+
+            assert clock() - asleep_at < 10
+            releasing.join()
+            granted(waiter.ask())
+
+    def test_a_waiter_that_nobody_wakes_wakes_by_itself(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with Waiter(store, claim("w")) as waiter:
+            queued(waiter.ask())
+            asleep_at = clock()
+
+            waiter.sleep(0.1)
+
+            assert 0.09 < clock() - asleep_at < 5
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(
+        self, store: Store, limit: int
+    ) -> None:
+        inside, most, served = 0, 0, 0
+        guard, give_up_at = threading.Lock(), clock() + 30
+
+        def wait_for_turns(name: int) -> None:
+            nonlocal inside, most, served
+            for turn in range(8):
+                mine = claim(f"{name}-{turn}", limit=limit)
+                with Waiter(store, mine) as waiter:
+                    while not isinstance(answer := waiter.ask(), Grant):
+                        assert clock() < give_up_at, f"{mine.token} is not served"
+                        waiter.sleep(min(answer, 0.2))
+                with guard:
+                    inside, served = inside + 1, served + 1
+                    most = max(most, inside)
+                time.sleep(0)  # let others try
+                with guard:
+                    inside -= 1
+                assert store.release(mine, answer.place) == RELEASED
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(wait_for_turns, range(6)))
+
+        assert most <= limit
+        assert served == 6 * 8
+        granted(store.acquire(claim("afterwards", limit=limit)))

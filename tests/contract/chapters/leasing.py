@@ -1,0 +1,253 @@
+"""To take a lock, to keep it and to give it back."""
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.stores.records import RELEASED, Grant, Release, Renewal
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import (
+    CLOCKS_DIFFER_BY,
+    GONE,
+    KEY,
+    OTHER,
+    SHORT,
+    TAKEN,
+    Contract,
+    Waiter,
+    claim,
+    granted,
+    queued,
+    refused,
+    tokens,
+)
+
+
+class Leasing(Contract):
+    def test_a_free_lock_is_granted(self, store: Store) -> None:
+        grant = granted(store.acquire(claim("a")))
+
+        assert grant.place == 1
+        assert grant.fence > 0
+        assert not grant.took_over
+
+    def test_a_held_lock_is_refused_naming_the_holder(self, store: Store) -> None:
+        facts = {"task_id": "id-of-a", "task_name": "shop.tasks.other", "hostname": "w1@höst", "pid": 42, "attempt": 3}
+        grant = granted(store.acquire(claim("a", **facts)))
+
+        conflict = refused(store.acquire(claim("b")))
+
+        assert conflict.key == KEY
+        assert conflict.holders == (conflict.first,)
+        for holder in (conflict.first, *store.holders(KEY)):
+            assert (holder.key, holder.token, holder.fence) == (KEY, "a", grant.fence)
+            assert {name: getattr(holder, name) for name in facts} == facts
+            assert 0 < holder.expires_in <= 30
+            assert 0 <= holder.age < 60
+
+    def test_asking_again_with_the_same_token_is_the_same_grant(self, store: Store) -> None:
+        first = granted(store.acquire(claim("a")))
+
+        again = granted(store.acquire(claim("a")))
+
+        assert (again.place, again.fence, again.since) == (first.place, first.fence, first.since)
+        assert not again.took_over
+        assert len(store.holders(KEY)) == 1
+
+    def test_a_lock_is_not_granted_before_its_deadline(self, store: Store) -> None:
+        asked_at = self.now()
+        granted(store.acquire(claim("a", ttl=SHORT)))
+
+        for _ in range(200):
+            if isinstance(store.acquire(claim("b")), Grant):
+                break
+            self.pass_time(0.01 * SHORT)
+
+        assert tokens(store.holders(KEY)) == ["b"]
+        assert self.now() >= asked_at + SHORT - CLOCKS_DIFFER_BY
+
+    def test_each_grant_has_a_greater_fence_than_those_before(
+        self, store: Store, lose_all: Callable[[], object]
+    ) -> None:
+        fences = [granted(store.acquire(claim("a"))).fence]
+
+        store.release(claim("a"), 1)
+        fences.append(granted(store.acquire(claim("after-a-release", ttl=SHORT))).fence)
+        self.let_expire(store)
+        fences.append(granted(store.acquire(claim("after-an-expiry", ttl=SHORT))).fence)
+        self.pass_time(3 * SHORT)
+        fences.append(granted(store.acquire(claim("after-the-key-is-gone"))).fence)
+        for number in range(50):
+            store.acquire(claim(f"t{number}", key=OTHER))
+            store.release(claim(f"t{number}", key=OTHER), 1)
+        lose_all()
+        fences.append(granted(store.acquire(claim("after-a-loss-of-all-data"))).fence)
+
+        assert fences == sorted(set(fences))
+
+    def test_fences_grow_however_fast_they_are_given(self, store: Store) -> None:
+        fences = []
+        for number in range(200):
+            fences.append(granted(store.acquire(claim(f"t{number}"))).fence)
+            store.release(claim(f"t{number}"), 1)
+
+        assert fences == sorted(set(fences))
+
+    def test_a_lock_is_held_for_as_long_as_it_is_renewed(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+
+        for _ in range(6):
+            self.pass_time(SHORT / 4)
+            assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.RENEWED]
+
+        assert tokens(store.holders(KEY)) == ["a"]
+
+    def test_a_lease_past_its_deadline_is_renewed_while_nobody_else_has_had_its_place(self, store: Store) -> None:
+        granted(store.acquire(claim("a", ttl=SHORT, limit=2)))
+        granted(store.acquire(claim("long", limit=2)))  # so that the key stays
+        self.pass_time(1.5 * SHORT)
+        ended = tokens(store.holders(KEY))
+
+        answers = store.renew([claim("a", ttl=SHORT, limit=2)], 1.0)
+
+        assert ended == ["long"]
+        assert answers == [Renewal.RENEWED]
+        assert tokens(refused(store.acquire(claim("b", limit=2))).holders) == ["a", "long"]
+
+    def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        with Waiter(store, claim("w")) as waiter:
+            queued(waiter.ask())
+            self.let_expire(store)
+            before = store.renew([claim("a", ttl=SHORT)], 1.0)
+            queued(waiter.ask())
+            self.let_expire(store)
+
+            granted(waiter.ask())
+
+        assert before == [Renewal.RENEWED]
+        assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.TAKEN]
+        assert tokens(store.holders(KEY)) == ["w"]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_lock_that_another_had_in_between_is_not_revived(self, store: Store, limit: int) -> None:
+        store.acquire(claim("a", limit=limit, ttl=SHORT))
+        self.let_expire(store)
+        store.acquire(claim("b", limit=limit))
+        store.release(claim("b", limit=limit), 1)
+
+        answers = store.renew([claim("a", limit=limit)], 1.0)
+
+        assert answers == [Renewal.GONE]
+        assert store.holders(KEY) == []
+        granted(store.acquire(claim("c", limit=limit)))
+
+    def test_a_lock_whose_data_the_store_has_lost_is_not_revived(
+        self, store: Store, lose_all: Callable[[], object]
+    ) -> None:
+        store.acquire(claim("a"))
+        lose_all()
+
+        answers = store.renew([claim("a")], 1.0)
+
+        assert answers == [Renewal.GONE]
+        granted(store.acquire(claim("b")))
+
+    def test_renewals_are_answered_one_by_one_in_their_order(self, store: Store) -> None:
+        store.acquire(claim("a", key=KEY))
+        store.acquire(claim("b", key=OTHER))
+
+        answers = store.renew(
+            [
+                claim("gone", key="singleton:v3:{nobody:00}"),
+                claim("b", key=OTHER),
+                claim("stranger", key=KEY),
+                claim("a", key=KEY),
+            ],
+            1.0,
+        )
+
+        assert answers == [Renewal.GONE, Renewal.RENEWED, Renewal.TAKEN, Renewal.RENEWED]
+
+    def test_a_released_lock_is_free(self, store: Store) -> None:
+        grant = granted(store.acquire(claim("a")))
+
+        answer = store.release(claim("a"), grant.place)
+
+        assert answer == RELEASED
+        assert store.holders(KEY) == []
+        assert not granted(store.acquire(claim("b"))).took_over
+
+    def test_a_second_release_finds_nothing_or_the_successor(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        store.release(claim("a"), 1)
+
+        again = store.release(claim("a"), 1)
+        store.acquire(claim("b"))
+        once_more = store.release(claim("a"), 1)
+
+        assert (again, once_more) == (GONE, TAKEN)
+        assert tokens(store.holders(KEY)) == ["b"]
+
+    def test_a_run_past_its_deadline_does_not_free_its_successor(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        self.let_expire(store)
+        store.acquire(claim("b"))
+
+        answer = store.release(claim("a"), 1)
+
+        assert answer == TAKEN
+        assert tokens(store.holders(KEY)) == ["b"]
+
+    @pytest.mark.parametrize("token", ["a", "b", "c"])
+    def test_a_release_without_a_place_finds_it(self, store: Store, token: str) -> None:
+        for other in ["a", "b", "c"]:
+            store.acquire(claim(other, limit=3))
+
+        answer = store.release(claim(token, limit=3), None)
+
+        assert answer == RELEASED
+        assert tokens(store.holders(KEY)) == sorted({"a", "b", "c"} - {token})
+
+    def test_a_place_stays_taken_for_as_long_as_it_is_to_be_held_at_least(self, store: Store) -> None:
+        mine = claim("a", min_hold=2 * SHORT, task_id="id-of-a")
+        asked_at = self.now()
+        grant = granted(store.acquire(mine))
+
+        answer = store.release(mine, 1)
+        conflict = refused(store.acquire(claim("b")))
+        self.let_expire(store)
+
+        assert answer == RELEASED
+        assert (conflict.first.task_id, conflict.first.fence) == ("id-of-a", grant.fence)
+        assert 0 < conflict.first.expires_in <= 2 * SHORT
+        assert not granted(store.acquire(claim("b"))).took_over
+        assert self.now() >= asked_at + 2 * SHORT - CLOCKS_DIFFER_BY
+
+    def test_a_place_that_was_held_long_enough_is_free_at_once(self, store: Store) -> None:
+        mine = claim("a", min_hold=SHORT)
+        store.acquire(mine)
+        self.pass_time(SHORT)
+
+        store.release(mine, 1)
+
+        assert store.holders(KEY) == []
+        granted(store.acquire(claim("b")))
+
+    def test_a_holder_that_dies_does_not_hold_its_place_any_longer(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT, min_hold=30.0))
+        self.let_expire(store)
+
+        assert granted(store.acquire(claim("b"))).took_over
+
+    @pytest.mark.parametrize("token", ["a", "b"])
+    def test_a_place_that_stays_taken_can_be_neither_renewed_nor_released(self, store: Store, token: str) -> None:
+        store.acquire(claim("a", min_hold=30.0))
+        store.release(claim("a", min_hold=30.0), 1)
+
+        renewed = store.renew([claim(token)], 1.0)
+        released = [store.release(claim(token), place) for place in (1, None)]
+
+        assert renewed == [Renewal.TAKEN]
+        assert released == [Release("none", "taken"), Release("none", "taken")]
+        refused(store.acquire(claim("c")))
