@@ -118,7 +118,8 @@ def terminate(task_app: Any, run: Event, result: Any) -> None:
 
 
 def wait_for_the_limit(task_app: Any, run: Event, result: Any) -> None:
-    """It has a hard time limit."""
+    """It has a hard time limit. A stopped process cannot end in order at the SIGTERM that comes before the SIGKILL."""
+    os.kill(run.pid, signal.SIGSTOP)
 
 
 @pytest.mark.parametrize(
