@@ -125,7 +125,7 @@ def _lane(sheet: Sheet, key: str, lane: Lane, history: History) -> float:
     _runs(sheet, rows)
     if history.locked:
         _keys_of_the_dead(sheet, lane, history.latest)
-    for conflict in lane.conflicts:
+    for conflict in lane.turned_away():
         sheet.mark(sheet.x(conflict.at), height - 11, conflict.outcome)
     sheet.down(height)
     return height

@@ -45,12 +45,13 @@ class Lane:
         return [(one, other) for one, other in combinations(self.runs, 2) if one.overlaps(other)]
 
     def outcomes(self) -> Counter[str]:
-        """What became of the calls that found the key held, and of how many."""
-        return Counter(conflict.outcome for conflict in self.conflicts)
+        """The outcomes of calls that found the key held, each with the number of calls."""
+        return Counter(conflict.outcome for conflict in self.turned_away())
 
     def turned_away(self) -> list[Conflict]:
-        """The first conflict of each call; that it comes back and still finds the key held is no news."""
-        return list({conflict.task_id: conflict for conflict in reversed(self.conflicts)}.values())
+        """The conflicts without repetitions: a call that waits may ask and be refused several times."""
+        first = {(conflict.task_id, conflict.outcome): conflict for conflict in reversed(self.conflicts)}
+        return sorted(first.values(), key=lambda conflict: conflict.at)
 
     def killed(self) -> list[Run]:
         return [run for run in self.runs if run.killed]
