@@ -250,7 +250,7 @@ def _range(spread: Mapping[str, float]) -> str:
 def _versions(scenarios: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
     names = ", ".join(f"{name} {version}" for name, version in tasks["versions"].items())
     dates = (
-        f"Scenarios were played on {scenarios['date']}, instructions counted on {read('instructions')['date']}, "
-        f"rates measured on {tasks['date']}, bursts on {BURST_DATE}"
+        f"Scenarios are of {scenarios['date']}, instructions of {read('instructions')['date']}, "
+        f"rates of {tasks['date']}, bursts of {BURST_DATE}"
     )
-    return f"{dates}, with Python {tasks['python']}, {names}, on {tasks['cores']} cores"
+    return f"{dates}. Versions: Python {tasks['python']}, {names}, on {tasks['cores']} cores"

@@ -16,15 +16,15 @@ ASKED_BY = {"plain": SERVERS[:2], "singleton": SERVERS, "reschedule": SERVERS}
 ALL = "in all"
 WAITS_FOR_ITS_TURN = ("reschedule", "join", "wait")
 
-OWNED_BY_A_WORKER = "What a worker, main process and pool together, has after {few:,} tasks and after {many:,}."
+OWNED_BY_A_WORKER = "A worker, main process and pool together, has this after {few:,} tasks, and after {many:,}."
 DEPLOYED = (
-    "Two workers with four pool processes each, a beat, and four web processes that wait for results. The most that a "
+    "Two workers with four pool processes each, a beat, and four web processes that wait for results: the most that a "
     "process of each kind has, and the most that all have at a time. A pool process that requeues calls publishes "
-    "them, as one that retries does, and kombu has two connections to a Redis broker for that."
+    "them, as one that retries does. For that kombu has two connections to a Redis broker."
 )
 WAITING = (
-    "100 or 1,000 calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s, to {processes} pool "
-    "processes. Counted for {counted} s, without what the holder costs, and told for one message."
+    "100 or 1,000 calls of one key go to {processes} pool processes while one call holds it, with a `lock_ttl` of "
+    "30 s. Counted for {counted} s, for each message, without the holder's costs."
 )
 
 Found = Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The shop's Celery app. What differs from one shop to the next comes from the environment."""
+"""The shop's Celery app. The environment tells one shop from the next."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""What shows the shop: who records, who draws, and the story that is played. None of it is the example."""
+"""The stage shows the shop: it plays the story, records and draws. None of it is the example."""

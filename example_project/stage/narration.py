@@ -8,7 +8,7 @@ Sentence = tuple[float, str]
 
 
 def narrate(history: History) -> list[Sentence]:
-    """What happened, and when, in order."""
+    """The events of a shop in order, each with its moment."""
     deaths = [_death(at, worker, history) for at, worker in history.kills]
     lives = [sentence for key, run in history.victims() for sentence in _life_after(key, run, history)]
     return sorted([*history.told, *deaths, *lives])

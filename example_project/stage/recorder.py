@@ -1,4 +1,4 @@
-"""What the shop's tasks write down while they run.
+"""Records that the shop's tasks write while they run.
 
 The overlaps are counted from what the bodies write, and they write without
 asking the lock: a lock that fails cannot hide it.

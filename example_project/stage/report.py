@@ -1,4 +1,4 @@
-"""What came of it: the timeline, the overlaps, and whether that is good."""
+"""The outcome of the demo: the timeline, the overlaps, and whether all is well."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def score(history: History) -> str:
 
 
 def complaints(history: History, *, kill: bool = False) -> list[str]:
-    """What went wrong; nothing in the usual case.
+    """The faults that were found; none in the usual case.
 
     Arguments:
         history: The shop with the lock.

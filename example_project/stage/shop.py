@@ -83,7 +83,7 @@ class Shop:
     def _lose(self, worker: str) -> None:
         _kill(self.processes[worker])
         self._records.write("killed", worker=worker)
-        # What an operator would do now.
+        # An operator's look at the locks.
         self._start("list", *_CELERY, "singleton", "list")
 
     def listed(self) -> str:

@@ -1,4 +1,4 @@
-"""What happens in the shop, and when.
+"""The story of the shop: who does what, and when.
 
 Run as a program it plays the story to workers that are there already, and ends
 with 1 if two runs of a key overlapped.

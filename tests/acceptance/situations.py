@@ -246,7 +246,7 @@ def unpublished(scene: Scene) -> Seen:
 
 @situation("Redis does not answer")
 def unanswered(scene: Scene) -> Seen:
-    """`lock_on_store_error="reschedule"`, the default. While the store stays silent, the line comes again at INFO.
+    """`lock_on_store_error="reschedule"`, the default. While the store stays silent, the line is repeated at INFO.
 
     Restore Redis. The call runs when it answers again.
     """
