@@ -1,1 +1,1 @@
-"""What the library costs, beside its peers: `python -m benchmarks.locks`."""
+"""The costs of the library, beside its peers: `python -m benchmarks.locks`."""

@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
 
-# Longer than any part of a run, so that nothing ends by itself.
+# Longer than any part of a run, so that no lock expires.
 TTL = 60
 PATIENCE = 5
 
@@ -90,7 +90,7 @@ class Ours(Candidate):
         return bool(self._client.hexists(self.stored_as(name), "first"))
 
     def renewal(self, number: int) -> Callable[[], object]:
-        """What the heartbeat calls, for all leases of a process at once."""
+        """All at once, as the heartbeat renews the leases of a process."""
         backend = store_from_url(self._url)
         facts = Facts(hostname="localhost", pid=12345)
         claims = [Claim(self.stored_as(f"renewed-{n}"), f"{n:016}", TTL, facts=facts) for n in range(number)]
@@ -121,7 +121,7 @@ class RedisPy(Candidate):
         return bool(lock.acquire(blocking_timeout=PATIENCE))
 
     def queued(self, name: str) -> bool:  # noqa: ARG002 (nothing in the store tells of those who wait)
-        """It has looked once."""
+        """The waiter has looked once."""
         return "cmdstat_set" in self._client.info("commandstats")
 
     def renewal(self, number: int) -> Callable[[], object]:

@@ -41,7 +41,7 @@ LEFT_OUT = ("raises", "ignores", "hard limit", "retry later", "expired", "by nam
 
 
 def read(name: str) -> dict[str, Any]:
-    """What is committed of one run."""
+    """The figures of one run, as they are committed."""
     return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
 
@@ -131,7 +131,7 @@ def section() -> str:
 
 
 def summary() -> str:
-    """What the README has of it: a table, and the picture of the costs."""
+    """The README's part: a table, and the picture of the costs."""
     scenarios, tasks = read("scenarios"), read("tasks")
     (rate,) = [row["values"] for row in tasks["rows"] if row["what"] == PUBLISHED_AND_RUN]
     labels = [label for label in _columns(scenarios) if label != OURS_QUEUED]

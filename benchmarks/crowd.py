@@ -1,4 +1,4 @@
-"""What very many messages that wait for one key cost the broker, the result backend and the store, each on its own."""
+"""The cost of very many messages that wait for one key: for the broker, the result backend and the store."""
 
 import os
 import re
@@ -31,7 +31,7 @@ Rates = dict[str, dict[str, float]]
 class Crowd:
     """One worker, three servers, and a call of one policy that holds its key until this ends.
 
-    Of its own process: an app knows one broker for ever.
+    Each needs a process of its own, because an app knows one broker for ever.
     """
 
     def __init__(self, policy: str) -> None:
@@ -74,7 +74,7 @@ class Crowd:
         return int(broker.llen("celery") + broker.hlen("unacked"))
 
     def rates(self, seconds: float) -> Rates:
-        """What each server counts in a second, the worker's lines in the log, and how many cores it keeps busy."""
+        """Commands of each server in a second, lines in the worker's log, and cores that the worker keeps busy."""
         before, lines, worked, begun = self._counts(), self._lines(), processor.seconds(self._worker.pid), time.time()
         time.sleep(seconds)
         after, passed = self._counts(), time.time() - begun

@@ -1,7 +1,7 @@
-"""What a lock costs at the least: two commands, packed in advance, by a connection that is used by hand.
+"""The least that a lock costs: two commands, packed in advance, by a connection that is used by hand.
 
-They are sent where the library sends its own, in a task's `__call__`, and both replies are waited for. What is above
-that in the same run is the price of everything that makes it a library; what is below, nobody can save.
+They are sent where the library sends its own, in a task's `__call__`, and both replies are waited for. The rest of the
+library's cost in the same run is the price of its promises; this part, nobody can save.
 """
 
 import json
@@ -89,7 +89,7 @@ class WithSetWhenPublished(Task):
 
 
 class WithOurScripts(Floor):
-    """What a worker of ours has sent for a task, word for word, but on a key of this process."""
+    """The commands of one of our workers for a task, word for word, but on a key of this process."""
 
     abstract = True
 

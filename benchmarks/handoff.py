@@ -15,7 +15,7 @@ from benchmarks.rounds import AGAIN, in_turns
 from tests.waiting import until
 
 _NAME = "handed-on"
-# The waiter is asleep by then; spread over the 0.1 s in which redis-py looks once.
+# Long enough for the waiter to fall asleep, and spread over the 0.1 s in which redis-py looks once.
 _SHORTEST_HOLD, _LONGEST_HOLD = 0.005, 0.105
 _START_TIMEOUT = 30
 

@@ -1,4 +1,4 @@
-"""What a lock costs a task in instructions, which repeat within a percent whatever else the machine does.
+"""The cost of a lock for a task in instructions, which repeat within a percent whatever else the machine does.
 
 They are counted in user space, by valgrind, in three parts: the publisher's `delay()`, the request in the worker's
 main process, and the run in its pool process, until its result is stored. Each part runs in a process of its own, in
@@ -139,7 +139,7 @@ def play(part: str, label: str, number: int, url: str, path: str) -> None:
     for each in each_of[:WARM_UP]:
         step(each)
     _hand_over()
-    # What the garbage collector walks must not depend on what was prepared.
+    # The preparation must not change what the garbage collector walks.
     gc.collect()
     gc.freeze()
     with _counted(Path(path).with_name("counting.so")):
@@ -194,7 +194,7 @@ def _control(word: str) -> None:
 
 
 def _receiver(task: Any, runs: list[tuple[Any, ...]]) -> Callable[[Sequence[Any]], None]:
-    """What a worker's main process does with a message; what it would send to its pool is added to *runs*."""
+    """A main process that takes a message, and adds to *runs* what it would send to its pool."""
 
     class Pool:
         def apply_async(self, _: Any, args: tuple[Any, ...], *, accept_callback: Any, callback: Any, **__: Any) -> None:

@@ -37,7 +37,7 @@ class Library(ABC):
         """How the app is told where the locks are."""
 
     def prepare(self, app: Celery) -> None:  # noqa: B027 (most do nothing)
-        """What its documentation does with the app, beside its settings."""
+        """Prepare the app as the library's documentation does, beside the settings."""
 
     @property
     def version(self) -> str:
@@ -55,7 +55,7 @@ class Library(ABC):
 
     @property
     def refusals(self) -> tuple[type[Exception], ...]:
-        """What publishing raises for a duplicate."""
+        """The errors that publishing raises for a duplicate."""
         return (self.named(self.refusal),) if self.refusal else ()
 
     def named(self, name: str) -> Any:
@@ -149,7 +149,7 @@ class OnceTask(Library):
         return {"base": self.named(self.base)}
 
     def settings(self, locks: str) -> dict[str, Any]:
-        """None: the URL is that of the process."""
+        """No settings: the whole process has one URL."""
         self.named("configure")(redis_url=locks)
         return {}
 
@@ -239,16 +239,16 @@ def late(label: str) -> str:
 
 
 def usable(libraries: tuple[Library, ...] = LIBRARIES) -> list[Library]:
-    """Those that are installed and can be imported beside this Celery."""
+    """The libraries that are installed and can be imported beside this Celery."""
     return [library for library in libraries if library.problem is None]
 
 
 def problems(libraries: tuple[Library, ...] = LIBRARIES) -> dict[str, str]:
-    """What keeps the others from it."""
+    """Why the other libraries cannot be used."""
     return {library.label: library.problem for library in libraries if library.problem is not None}
 
 
 def versions() -> dict[str, str]:
-    """Of all that take part, and of what they run on."""
+    """The versions of all libraries that take part, and of what they run on."""
     found = {library.distribution: library.version for library in usable()}
     return found | {name: version(name) for name in ("celery", "kombu", "redis", "hiredis")}

@@ -1,7 +1,7 @@
-"""What a lock costs alone, in multiples of a PING, and of what redis-py or python-redis-lock takes in the same cycle.
+"""The cost of a lock alone, in multiples of a PING, and of redis-py or python-redis-lock in the same cycle.
 
 All candidates take turns in short rounds on the same server, on loopback, so a ratio is worth more than the
-microseconds behind it. What a PING costs depends on the machine: less where client and server find themselves on one
+microseconds behind it. The cost of a PING depends on the machine: less where client and server find themselves on one
 core, and then everything is more PINGs. So what is mostly work of a processor is told beside others who do the same.
 The unit takes part once more, for what is noise. --one-core is for numbers that repeat.
 """
@@ -155,7 +155,7 @@ def hand_off(url: str, plan: Plan) -> Row:
 
 
 def memory(url: str) -> Row:
-    """What the server keeps for a lock that is held."""
+    """The bytes that the server keeps for a held lock."""
     sizes = {candidate.label: server_side.memory(url, candidate, "memory") for candidate in candidates(url)}
     return Row(report.MEMORY, "bytes", {label: Spread.of([size]) for label, size in sizes.items()})
 

@@ -101,7 +101,7 @@ def _connections(url: str, name: str) -> int:
 
 
 def _owned(pid: int) -> Figures:
-    """What a process and its children have."""
+    """The memory, threads and descriptors of a process and its children."""
     counts: dict[str, Callable[[int], float]] = {
         "bytes": _memory,
         "threads": _number_of_threads,
@@ -130,7 +130,7 @@ def _number_of_descriptors(pid: int) -> int:
 
 
 def descriptors(pid: int) -> list[Path]:
-    """What a process has opened."""
+    """The descriptors that a process has open."""
     return [each for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()]
 
 

@@ -54,9 +54,9 @@ class Counter:
         self._tell("enable")
 
     def end(self) -> float:
-        """The number since `begin`; NaN if there is none."""
+        """The number since `begin`; NaN without one."""
         self._tell("disable")
-        # It would wait for the processes to end.
+        # Otherwise perf waits for the processes to end.
         self._process.send_signal(signal.SIGINT)
         counted = None
         with suppress(subprocess.TimeoutExpired):
@@ -92,7 +92,7 @@ def counters(*groups: Sequence[int], event: str = EVENT) -> Iterator[list[Counte
 
 
 def _counted(output: str) -> float | None:
-    """What one event was counted as: `123456,,instructions:u,...`, or `<not supported>,,...`."""
+    """The count of one event: `123456,,instructions:u,...`, or `<not supported>,,...`."""
     for line in output.splitlines():
         number = line.split(",")[0]
         if number.isdigit():

@@ -8,7 +8,7 @@ _SCHEDULED = 2
 
 
 def seconds(pid: int) -> float:
-    """Of one process and its threads; NaN where the kernel does not tell (not Linux)."""
+    """Processor time of one process and its threads; NaN where the kernel does not tell (not Linux)."""
     try:
         return time.clock_gettime((~pid << 3) | _SCHEDULED)
     except (AttributeError, OSError):

@@ -52,7 +52,7 @@ PEERS = (SINGLETON, ONCE, ONCE_TASK, HEIMDALL)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is asked of ours, given the medians of all."""
+    """The figure that ours has to reach, given the medians of all."""
 
     text: str
     met: Callable[[Mapping[str, float]], bool]
@@ -63,7 +63,7 @@ def _at_most(limit: float) -> Target:
 
 
 def pinned(what: str) -> str:
-    """What is asked of it with a worker that has a core for itself."""
+    """The name of *what* with a worker that has a core for itself."""
     return f"{what}, on a core of its own"
 
 
@@ -118,7 +118,7 @@ class Row:
 
     @property
     def target(self) -> str:
-        """What is asked of ours, if anything is."""
+        """The target of ours as text; empty without one."""
         return self._target.text if self._target else ""
 
     @property
@@ -163,7 +163,7 @@ def save(report: Mapping[str, Any], path: Path) -> None:
 
 
 def by_server(reports: Sequence[ServerReport]) -> dict[str, Any]:
-    """What is saved of the locks."""
+    """The part of the locks that is saved."""
     return {
         report.server: {
             "version": report.version,
@@ -175,7 +175,7 @@ def by_server(reports: Sequence[ServerReport]) -> dict[str, Any]:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """What is saved of one row."""
+    """The part of one row that is saved."""
     return {
         "what": row.what,
         "unit": row.unit,
@@ -212,7 +212,7 @@ def table(title: str, rows: Sequence[Row], columns: Sequence[str]) -> Table:
 
 
 def markdown(title: str, rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """The same, to be read without a screen as wide."""
+    """The rows as a table of Markdown, for narrow screens."""
     based = any(row.base for row in rows)
     heading = ["", *([BASE] if based else []), *columns, "asked of ours", ""]
     met = {None: "", True: "met", False: "missed"}

@@ -50,7 +50,7 @@ def interleaved(actions: Mapping[str, tuple[Callable[[], object], int]], cycles:
 
 
 def in_turns(rounds: Mapping[str, Callable[[], T]], cycles: int) -> dict[str, list[T]]:
-    """What each round has measured, one result per cycle.
+    """The results of each round, one per cycle.
 
     Arguments:
         rounds: What to measure, by name.

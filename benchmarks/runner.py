@@ -84,7 +84,7 @@ class Count:
 
     @property
     def worker(self) -> float:
-        """Of the worker as a whole."""
+        """The sum for the whole worker."""
         return self.main + self.children
 
 
@@ -148,7 +148,7 @@ class Runner:
         time.sleep(A_MOMENT)
 
     def scripts(self, locks: str) -> list[list[str]]:
-        """What a worker sends for one task, in full: a call before the body, and one after it."""
+        """The commands of a worker for one task, in full: a call before the body, and one after it."""
         self.run_one()
         found = [command for command in server_side.sent(locks, self.run_one) if command[0] == "EVALSHA"]
         assert len(found) == 2, found
@@ -220,6 +220,6 @@ def database(store: Server, number: int) -> Redis:
 
 
 def in_a_process(measurement: Callable[..., T], *arguments: Any) -> T:
-    """Of its own, because an app, and some of the libraries, know one broker and one store for ever."""
+    """Measure in a new process, because an app, and some libraries, know one broker and one store for ever."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measurement, *arguments).result()

@@ -1,4 +1,4 @@
-"""What one process, and one worker, can carry: very many leases, tasks, and messages that wait for one key.
+"""The load that one process, and one worker, can carry: very many leases, tasks, and messages that wait for one key.
 
 Figures are counts, bytes and ratios. Rates are those of the servers, each of which counts what it alone was
 asked; of the time by the clock there are only bounds.
@@ -57,7 +57,7 @@ def measure(plan: Plan, policies: tuple[str, ...] = POLICIES) -> dict[str, Any]:
 
 
 def in_a_process(measurement: Callable[..., Any], *arguments: Any) -> Any:
-    """Of its own, because an app knows one broker and one store for ever."""
+    """Measure in a new process, because an app knows one broker and one store for ever."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measurement, *arguments).result()
 

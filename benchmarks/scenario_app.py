@@ -1,6 +1,6 @@
 """The app of one scenario: one task of one library, whose body does what it is told.
 
-It is told by a Redis list, because the arguments are what the lock's key is made of.
+A Redis list tells the body, because the arguments make the lock's key.
 """
 
 import json

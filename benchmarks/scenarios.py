@@ -1,4 +1,4 @@
-"""What goes wrong in practice, played with each library: real workers, real kills, and what was seen.
+"""Faults of daily practice, played with each library: real workers, real kills, and what was seen.
 
 Each scenario is played in a process of its own, with a server and workers of its own. Libraries are set up as
 their own documentation begins; where a scenario needs a lock that expires soon, each gets one by its own option.
@@ -36,7 +36,7 @@ from tests.workers import is_alive
 # They mostly wait.
 AT_A_TIME = 5
 LONGEST = 90
-# Of a lock that shall expire soon.
+# Seconds of a lock that has to expire soon.
 EXPIRY = 2
 NOT_SEEN = "not seen"
 HANGS = "does not end"
@@ -68,7 +68,7 @@ def child_killed(library: Library) -> Verdict:
 
 
 def ended_by(order: str, value: Any = None, **options: Any) -> Callable[[Library], Verdict]:
-    """By itself or by Celery."""
+    """A scenario in which the body, or Celery, ends a run; *order* tells the body how."""
 
     def ended(library: Library) -> Verdict:
         with Stage(library) as stage:
@@ -166,7 +166,7 @@ def by_name_then_as_usual(library: Library) -> Verdict:
 
 
 def called_twice(library: Library) -> Verdict:
-    """What the second caller gets while the first call runs."""
+    """See what the second caller gets while the first call runs."""
     with Stage(library) as stage:
         first, _ = stage.begin("k", "sleep", 3)
         second = stage.call("k")

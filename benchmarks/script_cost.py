@@ -1,4 +1,4 @@
-"""What the server spends on a lock: the two calls of a task as a worker sends them, and the least there could be."""
+"""The server's time for a lock: the two calls of a task as a worker sends them, and the least there could be."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ Command = Sequence[str]
 
 
 def rows(server: Server, rounds: int) -> Iterator[Row]:
-    """Of a pair, pipelined, so that system calls and turns of the server's loop weigh little, as they do under load."""
+    """The cost of a pair, pipelined: system calls and turns of the server's loop then weigh little, as under load."""
     calls = calls_of_a_task(server)
     client = client_of(server.url)
     empty = ("EVALSHA", str(client.script_load("return 1")), "1", calls[0][3])
@@ -67,7 +67,7 @@ def _pipelined(connection: Any, pair: Sequence[Command]) -> Callable[[], None]:
     def send() -> None:
         connection.send_packed_command([packed * PAIRS], check_health=False)
         replies = [connection.read_response() for _ in range(len(pair) * PAIRS)]
-        # What is given back last is what is given back every time.
+        # The last reply is of a release, and all releases are alike.
         assert replies[-1] == 1, replies[-1]
 
     return send

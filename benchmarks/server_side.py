@@ -1,4 +1,4 @@
-"""What only the server knows: commands received, bytes kept, and how long a script blocked it."""
+"""Figures that only the server knows: commands received, bytes kept, and how long a script blocked it."""
 
 import ast
 import re
@@ -30,14 +30,14 @@ def sent(url: str, action: Callable[[], object]) -> list[list[str]]:
         action()
         client.echo("over")
         while (command := _words(line := str(monitor.connection.read_response()))) != ["ECHO", "over"]:
-            # What a process has counted goes to the server once in five seconds, whatever it does.
+            # Every five seconds a process sends its counts, whatever else it does.
             if from_a_client.match(line) and not (len(command) > 1 and command[1].endswith(":stats")):
                 found.append(command)
     return found
 
 
 def _words(line: str) -> list[str]:
-    """Of a line of MONITOR: time, origin, and the command, each word of it in quotes."""
+    """The words of a command in a line of MONITOR, which has the time, the origin, and each word in quotes."""
     return [ast.literal_eval(word) for word in _QUOTED.findall(line)]
 
 
@@ -52,7 +52,7 @@ def round_trips(url: str, action: Callable[[], object]) -> int:
         # The second question has been read when it is answered, and so has the first.
         return int(client.info("stats")["total_reads_processed"] - before - 1)
 
-    # What a process has counted may be sent meanwhile, once in five seconds.
+    # Every five seconds a process sends its counts, so one of three reads may see more.
     return min(reads() for _ in range(3))
 
 

@@ -23,14 +23,14 @@ BETWEEN_CALLS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was seen: in a word or two for the table, and in a sentence."""
+    """The outcome of a scenario, in a word or two for the table, and in a sentence."""
 
     word: str
     detail: str
 
 
 class Stage:
-    """One library in the surroundings of one scenario. Of its own process: an app knows one broker for ever.
+    """One library in the surroundings of one scenario. Each needs a process, because an app knows one broker for ever.
 
     Arguments:
         library: Which.
@@ -80,7 +80,7 @@ class Stage:
             return None
 
     def order(self, key: str, *order: Any) -> None:
-        """What the next body of this key shall do."""
+        """Tell the next body of this key what to do."""
         self._orders.rpush(key, json.dumps(order))
 
     def begin(self, key: str, *order: Any, **options: Any) -> tuple[Any, Event]:
@@ -89,7 +89,7 @@ class Stage:
         return result, until(lambda: self.runs(key), f"{key} has begun")[0]
 
     def events(self, key: str) -> list[Event]:
-        """What is on the record of this key."""
+        """The events of this key, in order."""
         return [event for event in self._recorder.events() if event.key == key]
 
     def runs(self, key: str) -> list[Event]:
@@ -101,7 +101,7 @@ class Stage:
         return 2 * len(self.runs(key)) == len(self.events(key))
 
     def still_runs(self, run: Event) -> bool:
-        """It has not left its body."""
+        """Whether the run has not left its body."""
         left = [(event.run, event.pid) for event in self.events(run.key) if event.name == "leave"]
         return (run.run, run.pid) not in left
 

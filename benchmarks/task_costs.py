@@ -20,7 +20,7 @@ Compared = Callable[[Sequence[float], Sequence[float]], Spread]
 
 
 def of_one_kind(found: Mapping[str, Each], acks_late: bool) -> dict[str, Each]:
-    """Those with, or without, `acks_late`, by the names of the libraries."""
+    """The results with, or without, `acks_late`, by the names of the libraries."""
     kind = {
         label.removesuffix(late("")): each for label, each in found.items() if label.endswith(late("")) == acks_late
     }

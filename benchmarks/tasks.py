@@ -1,4 +1,4 @@
-"""What a lock costs a task, beside what plain Celery does in the same cycle.
+"""The cost of a lock for a task, beside plain Celery in the same cycle.
 
 Every library has a worker of its own: what one of them leaves running in a process, such as a thread, is then charged
 to nobody else. All share the broker, the result backend and the machine, and take turns in short rounds, so that
@@ -38,7 +38,7 @@ from tests.workers import Worker
 T = TypeVar("T")
 Found = tuple[dict[str, list[Timing]], dict[str, list[Count]]]
 
-# What nobody reads of the notifications that results have come must not end the connection.
+# Redis must not close a connection on which nobody reads that results have come.
 UNREAD = ("--client-output-buffer-limit", "pubsub", "0", "0", "0")
 
 FULL = Plan(blocks=3, pinned_blocks=2, cycles=5, seconds=0.15, most_tasks=400, starts=5, counts=3)
@@ -56,7 +56,7 @@ COUNTED = "what one task adds"
 
 
 def measure(plan: Plan) -> dict[str, list[Rows]]:
-    """What takes time, on several sets of workers, because one may be faster than its like all its life; and counts."""
+    """Times, on several sets of workers, because one may be faster than its like all its life; and counts."""
     timed = [*tables(TWO, [in_a_process(on_two_processes, plan, block) for block in range(plan.blocks)])]
     if len(_cores()) > 1:
         blocks = [in_a_process(on_two_cores, plan, block) for block in range(plan.pinned_blocks)]
@@ -71,7 +71,7 @@ def on_two_processes(plan: Plan, block: int) -> Found:
 
 
 def on_two_cores(plan: Plan, block: int) -> Found:
-    """Whatever is started runs where its parent does, which goes back to the server in the end."""
+    """Place this process on one core at a time, because its children start there; it ends on the server's core."""
     servers, workers = ({core} for core in _cores()[:2])
     os.sched_setaffinity(0, servers)
     with running("valkey", *UNREAD) as store:
@@ -133,7 +133,7 @@ def runners(
 
 
 def counts(found: Mapping[str, Runner], locks: str) -> Iterator[Row]:
-    """What the server of the locks sees of one task."""
+    """Round trips, commands and bytes of one task at the server of the locks."""
     locking = {label: runner for label, runner in found.items() if label not in (PLAIN, PLAIN_AGAIN, EARLY)}
 
     def seen(count: Callable[[str, Callable[[], object]], int]) -> dict[str, Spread]:
@@ -142,14 +142,14 @@ def counts(found: Mapping[str, Runner], locks: str) -> Iterator[Row]:
     yield Row(report.TASK_TRIPS, "", seen(server_side.round_trips))
     yield Row(report.TASK_COMMANDS, "", seen(server_side.commands))
     if EARLY in found:
-        # What a lock takes is the same.
+        # The bytes of a lock are the same.
         return
     kept = {label: memory(runner, locks) for label, runner in locking.items() if label not in FLOOR_LABELS}
     yield Row(report.TASK_MEMORY, "bytes", kept)
 
 
 def memory(runner: Runner, locks: str) -> Spread:
-    """Of everything that is kept for one task."""
+    """The bytes of everything that is kept for one task."""
     with runner.one_is_held():
         return Spread.of([server_side.memory_of_all(locks)])
 
