@@ -131,10 +131,15 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
 
 
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
-    """Flush as Celery does from 5.7 on; before, Celery never hears how a running job ends (celery/celery#8541)."""
+    """Flush as Celery does, and still hear how jobs end: a message that is not acknowledged would run once more.
+
+    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget a job whose process has not said yet
+    that it begins. If the worker stops meanwhile, the process waits for 30 s for somebody to read its result.
+    """
 
     def flush() -> None:
-        running = {number: job for number, job in jobs.items() if job.accepted()}
+        stops = state.should_stop is not None
+        running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001
         pool.flush()
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 

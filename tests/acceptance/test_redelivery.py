@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -356,3 +357,23 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
 
     assert len(runs(recorder)) == 1
     assert tasks.app.AsyncResult(result.id).state == "FAILURE"
+
+
+def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowledged(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    task = combined.late["skip"]
+    with workers(APP, {**env, **ROOT}, 1, concurrency=1) as (worker,), valkey.client() as client:
+        task.delay("first").get(timeout=30)
+        (first,) = runs(recorder)
+        os.kill(first.pid, signal.SIGSTOP)
+        result = task.delay("k")
+        until(lambda: f"[{result.id}] received" in worker.log(), "it is received")
+        assert tasks.app.control.ping(timeout=5.0), "its process has been sent the message"
+        worker.send(signal.SIGTERM)
+        until(lambda: not tasks.app.control.ping(timeout=0.5), "the worker stops")
+        os.kill(first.pid, signal.SIGCONT)
+        worker.wait()
+
+        assert [each.run for each in runs(recorder)][1:] == [result.id]
+        assert (client.llen("celery"), client.hlen("unacked")) == (0, 0), "it would run again"
