@@ -112,8 +112,9 @@ class WaitingMessages:
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
-        waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
+        # First, because a time that is over calls it at once, and then it has to leave the line.
         self._line.add(one)
+        waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
 

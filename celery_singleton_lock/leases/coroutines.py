@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_singleton_lock.errors import SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.leases.line import LONGEST_START, pause_after
+from celery_singleton_lock.leases.line import pause_after, pause_before
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF
@@ -76,7 +76,7 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
     bell = _Bell(end)
     try:
         listener.add(channel, bell.ring)
-        await bell.wait(min(LONGEST_START, lease.claim.patience, give_up_at - clock()))
+        await bell.wait(pause_before(lease.claim, give_up_at))
         answer = await requests.ask(lease.acquire)
         while pause := pause_after(answer, lease.claim, give_up_at, is_deaf=bell.is_deaf):
             await bell.wait(pause)

@@ -40,7 +40,7 @@ from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.line import LONGEST_START, Bell, pause_after
+from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Renewal, Verdict
@@ -207,7 +207,7 @@ class Holding:
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
         with Bell(self.store, self.claim.channel) as bell:
-            bell.wait(min(LONGEST_START, self.claim.patience, give_up_at - clock()))
+            bell.wait(pause_before(self.claim, give_up_at))
             answer = self.acquire()
             while pause := pause_after(answer, self.claim, give_up_at, is_deaf=bell.is_deaf):
                 bell.wait(pause)

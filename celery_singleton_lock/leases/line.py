@@ -4,7 +4,8 @@ A `Lock`, or a run in its slot, hears a `Bell` and asks for the lock again by it
 before it has begun. So the main process that has the message keeps a `Line`, which listens, looks whether the turn of
 the message has come, and lets the message go to the pool.
 
-A turn goes through these states. A script writes them, by the clock of the store; the last column says who calls it:
+A turn goes through these states. A script writes them, by the clock of the store; the last column says who calls it.
+How it works draws this table, and the tests play it out:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -41,7 +42,6 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import partial
 from heapq import nsmallest
 from typing import Self
@@ -53,31 +53,7 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Place, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
-
-class Turn(IntEnum):
-    """Where the call is that has a turn."""
-
-    COMING = 0  # its message is on its way through the broker
-    WAITING = 1  # somebody listens for it
-    CALLED = 2  # and has time to come
-    UNHEARD = 3  # nobody has listened when it was called, or it has not come
-    SERVED = 4
-    GONE = 5
-
-
-COMING, WAITING, CALLED, UNHEARD, SERVED, GONE = Turn
-# In the order of the states, which parts/queue.lua writes as letters.
-_LEADS_TO = (
-    (WAITING, UNHEARD, CALLED, SERVED, GONE),
-    (CALLED, UNHEARD, COMING, SERVED, GONE),
-    (COMING, WAITING, SERVED, UNHEARD, GONE),
-    (WAITING, CALLED, COMING, SERVED, GONE),
-    (),
-    (),
-)
-
-# In parts/queue.lua, too.
-_NEXT_FEW = 3
+# What the scripts say to a turn that is called. Any other word, as `near`, tells it to look by itself.
 _FREE = "free"
 # How many look in a process that cannot listen.
 _A_FEW = 8
@@ -88,8 +64,8 @@ _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
-LONGEST_START = 2.0
-"""Seconds for which a thread that waits puts off its question until it listens, so that a release finds it."""
+# Seconds for which one that waits puts off its question until it listens, so that a release finds it.
+_LISTENS_WITHIN = 2.0
 
 
 @dataclass(eq=False)
@@ -98,12 +74,12 @@ class InLine:
 
     Attributes:
         store, claim: The lock, and what to ask it for; with `rank`, or with `newest` for the one that runs next.
-        gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
+        waits_until: When it has waited for long enough, by the store's clock, in microseconds.
     """
 
     store: Store
     claim: Claim
-    gives_up_at: float
+    waits_until: float
 
 
 @dataclass(eq=False)
@@ -128,10 +104,15 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
     """Seconds until one that is not called before looks by itself."""
-    if place.ahead < _NEXT_FEW:
+    if place.is_near:
         # A cool-down ends to the moment, and so does the lease of a holder that has died.
         return min(_SOON, max(_SHORTEST, place.free_in))
     return _SOON if is_deaf else ttl
+
+
+def pause_before(claim: Claim, give_up_at: float) -> float:
+    """Seconds for which one that waits in this process listens at most until it asks."""
+    return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 
 def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
@@ -245,7 +226,7 @@ class Line:
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
         """Let it come if it has to; seconds until the first one looks again."""
-        if place.comes or place.at >= one.gives_up_at:
+        if place.comes or place.at >= one.waits_until:
             self._call(one)
             return _AT_ONCE
         return _pause_of(place, one.claim.ttl, is_deaf=lock.is_deaf)

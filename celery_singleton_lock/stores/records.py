@@ -251,7 +251,7 @@ class Conflict:
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    ahead: int = 0  # how many turns are before it; 0 if the first was called, and may not come
+    is_near: bool = True  # its turn is among the next few, or the first was called and may not come
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -270,7 +270,7 @@ class Place:
 
     at: int  # when the store answered, by its clock
     comes: bool  # the message comes now: its turn has come, or is gone
-    ahead: int  # how many turns are before it; 0 if the first was called, and may not come
+    is_near: bool  # its turn is among the next few, or the first was called and may not come
     free_in: float  # seconds until a place is free if nobody renews
 
 

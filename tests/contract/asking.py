@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pytest
 
-from celery_singleton_lock.leases.line import LONGEST_START, Bell, pause_after
+from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.stores.records import (
     Claim,
     Conflict,
@@ -91,7 +91,7 @@ class Waiter:
 
     def __enter__(self) -> Self:
         self._bell.__enter__()
-        self._bell.wait(min(LONGEST_START, self.claim.patience))
+        self._bell.wait(pause_before(self.claim, float("inf")))
         return self
 
     def __exit__(self, *_: object) -> None:

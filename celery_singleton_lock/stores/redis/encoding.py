@@ -192,18 +192,18 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
 def place_in(reply: Sequence[Any]) -> Place:
     """The place in a reply of acquire.lua to `look_arguments`."""
     match reply:
-        case ["looked", now, comes, ahead, free_in]:
-            return Place(now, bool(comes), ahead, free_in / 1_000_000)
+        case ["looked", now, comes, near, free_in]:
+            return Place(now, bool(comes), bool(near), free_in / 1_000_000)
     # The message's run has ended or has its place: let the message come, and its run handles that.
-    return Place(reply[1], comes=True, ahead=0, free_in=0.0)
+    return Place(reply[1], comes=True, is_near=True, free_in=0.0)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
     verdict, now, successor, rows, *turn = reply
-    rank, ahead, free_in = turn or (0, 0, inf)
+    rank, near, free_in = turn or (0, 1, inf)
     holders = tuple(holders_in(key, now, rows))
-    return Conflict(key, holders, successor or None, now, verdict == "twin", rank, ahead, free_in / 1_000_000)
+    return Conflict(key, holders, successor or None, now, verdict == "twin", rank, bool(near), free_in / 1_000_000)
 
 
 def mark_in(key: str, reply: Any) -> Marked | Holder:

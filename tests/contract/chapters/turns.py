@@ -259,7 +259,7 @@ class Turns(Contract):
             until(lambda: _called(heard) == {"second"}, "it is called at once")
             granted(store.acquire(second))
             with listening(store, "first") as back:
-                assert store.look(first).ahead == 0
+                assert store.look(first).is_near
                 store.release(second, 1)
                 until(lambda: _called(back) == {"first"}, "it is called")
             assert line_of(store) == ["first", "third"]
@@ -340,7 +340,7 @@ class Turns(Contract):
                 assert free.facts.task_id not in _called(heard)
                 # Whoever is not called yet looks as soon as the first should have come.
                 place = store.look(last)
-                assert (place.comes, place.ahead) == (False, 0)
+                assert (place.comes, place.is_near) == (False, True)
                 assert 0 < place.free_in <= CALLED
                 self.pass_time(CALLED + 0.1)
                 store.look(last)
@@ -361,12 +361,22 @@ class Turns(Contract):
 
         assert line_of(store) == ["busy", "last"]
 
+    def test_only_the_next_few_are_near(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        calls = [turn_of(store, str(number)) for number in range(5)]
+
+        with listening(store, *map(str, range(5))):
+            assert [store.look(each).is_near for each in calls] == [True, True, True, False, False]
+            assert [refused(store.acquire(each)).is_near for each in calls] == [True, True, True, False, False]
+            store.release(claim("a"), 1)
+            assert store.look(calls[-1]).is_near, "it finds soon whether the first comes"
+
     def test_who_looks_comes_once_a_place_is_free_and_takes_nothing(self, store: Store) -> None:
         store.acquire(claim("a"))
         first, second = turn_of(store, "first"), turn_of(store, "second")
 
         place = store.look(second)
-        assert (place.comes, place.ahead) == (False, 1)
+        assert (place.comes, place.is_near) == (False, True)
         assert 0 < place.free_in <= 30
         store.release(claim("a"), 1)
 
@@ -534,7 +544,7 @@ class Turns(Contract):
         with listening(store, "living"):
             places = [store.look(living)]
             while not places[-1].comes and len(places) < 5:
-                assert (places[-1].ahead, places[-1].free_in) == (0, 0.0), "it looks again at once"
+                assert (places[-1].is_near, places[-1].free_in) == (True, 0.0), "it looks again at once"
                 places.append(store.look(living))
 
         assert places[-1].comes

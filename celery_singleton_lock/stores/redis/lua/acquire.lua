@@ -16,9 +16,8 @@
 -- Returns  fence, granted place 1 of a lock of which nothing was known.
 --          {'granted', now, place, fence, since, died}  Task id, hostname and task name of the holder that died there.
 --          {'done', now, attempt, outcome}              A run of this message has ended.
---          {'looked', now, comes, ahead, free_in}       1 if the message has to come. How many turns are before its own, 0
---                                                       if the first was called. Microseconds until a place is free if
---                                                       nobody renews.
+--          {'looked', now, comes, near, free_in}        1 if the message has to come. 1 if it is near, see below.
+--                                                       Microseconds until a place is free if nobody renews.
 --          {'walked', now}                              Nobody listens for the next 200 turns: ask again, for more follow.
 --          {'held', now, next, holders, ...}            `refused` of parts/lock.lua: a few holders, or calls that go before.
 --          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
@@ -78,8 +77,8 @@ local function granted(its_place, fence, since, died)
   return {'granted', now, its_place, fence, since, died}
 end
 
-local function looked(comes, ahead, free_at)
-  return {'looked', now, comes and 1 or 0, ahead, math.max(0, free_at - now)}
+local function looked(comes, near, free_at)
+  return {'looked', now, comes and 1 or 0, near, math.max(0, free_at - now)}
 end
 
 -- 1. Has another delivery of this message run, or does it run? One message has one body. A later attempt takes over the
@@ -144,7 +143,7 @@ end
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer and looks then
-  return looked(true, 0, now)
+  return looked(true, 1, now)
 elseif newer then
   local holders = described(key, places, A_FEW)
   return refused(newer.task_id, #holders > 0 and holders or described_turns({newer}))
@@ -197,7 +196,7 @@ if line and free > #before and behind >= from then
   end)
   begin_line_at(key, line, front, unheard)
   if stopped_short and free > #before then
-    return looks and {'looked', now, 0, 0, 0} or {'walked', now}
+    return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
   line = line.first <= line.last and line or nil
   -- A caller that is about to be granted takes a place of the missed turns itself, so nobody else is called in theirs.
@@ -210,10 +209,12 @@ end
 local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
--- How many turns are before the caller's. 0 if the first was called: somebody has to notice soon if that one does not come.
-local function ahead_of(own_ticket)
+-- 1 if the caller's turn is among the next few, and so looks by itself every few seconds. Also if the first was called:
+-- somebody has to notice soon if that one does not come.
+local function nearness(own_ticket)
   local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
-  return own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front or 0
+  local is_far = own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front >= NEXT_FEW
+  return is_far and 0 or 1
 end
 
 if looks then
@@ -235,7 +236,7 @@ if looks then
     line.front = ticket
     redis.call('HSET', key, 'front', ticket)
   end
-  return looked(comes, ahead_of(ticket), soonest)
+  return looked(comes, nearness(ticket), soonest)
 end
 
 -- 5. Is a place left?
@@ -336,4 +337,4 @@ local turn = {
 redis.call('HDEL', key, '')
 local rank
 line, ticket, rank = keep_turn(key, line, turn, ticket, own)
-return refused(next_one or '', rows, rank, rank and ahead_of(ticket), math.max(0, soonest - now))
+return refused(next_one or '', rows, rank, rank and nearness(ticket), math.max(0, soonest - now))

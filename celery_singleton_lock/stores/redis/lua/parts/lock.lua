@@ -191,7 +191,7 @@ function described_turns(turns)
 end
 
 -- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. If
--- the caller has a turn, `rank` is the moment of its rank; `ahead` and `free_in` are those of `looked` in acquire.lua.
-function refused(successor, holders, rank, ahead, free_in)
-  return {'held', now, successor, holders, rank, ahead, free_in}
+-- the caller has a turn, `rank` is the moment of its rank; `near` and `free_in` are those of `looked` in acquire.lua.
+function refused(successor, holders, rank, near, free_in)
+  return {'held', now, successor, holders, rank, near, free_in}
 end

@@ -6,6 +6,8 @@
 --                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
 --                    follow. Then '\31' and the task id.
 --   `w<who>`         the ticket of a token, or of `@` and a task id.
+-- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn is among
+-- the next few, or that it is known now when a place will be free; its listener looks, or asks.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
 -- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. Of
 -- calls that are refused in one moment, one that was published earlier takes that moment and goes first. The message
@@ -187,7 +189,8 @@ function begin_line_at(key, line, front, unheard)
 end
 
 -- Call the turns for which a place is free while `held` are taken, and at least `least`, which then learn when a place will
--- be free. Returns whether somebody has to go on.
+-- be free. Returns whether somebody has to go on: a release does. After another script, the next turn finds the place when
+-- it looks.
 function call_next(key, line, held, least)
   local called = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)

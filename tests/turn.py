@@ -1,0 +1,10 @@
+"""The life of a turn, as leases/line.py tells it."""
+
+import re
+from collections import defaultdict
+
+from celery_singleton_lock.leases import line
+
+LEADS_TO = defaultdict[str, list[str]](list)
+for state, becomes in re.findall(r"^    ([A-Z]+) +\S.*? {2,}([A-Z]+)\b", str(line.__doc__), re.MULTILINE):
+    LEADS_TO[state].append(becomes)
