@@ -146,11 +146,11 @@ class SingletonRequest(Request):
         """What waits for its turn; None if it does not, or if that cannot be known."""
         notes = self._notes()
         lease = self.lease
-        if lease is None or not notes.rank:
+        if lease is None or not (notes.rank or notes.waits_as_next):
             return None
         timeout = self.task.lock_options.wait_timeout
-        gives_up_at = float("inf") if timeout is None or notes.newest else notes.refused_at + timeout * 1_000_000
-        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict), gives_up_at)
+        waits_until = float("inf") if timeout is None or notes.newest else notes.refused_at + timeout * 1_000_000
+        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict), waits_until)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

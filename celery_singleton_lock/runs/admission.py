@@ -84,7 +84,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # For as long as its message can be somewhere.
         claim.turn_for = redelivered_within(options)
-        claim.rank = max(0, notes.rank) or notes.refused_at
+        claim.rank = notes.rank or notes.refused_at
     if run.way == "copy" and notes.joins:
         # Before it looks for the result that it waits for; with a limit of 0 it gets no place.
         answer = run.store.acquire(replace(claim, limit=0))
@@ -117,9 +117,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
-    if policy.takes_turns:
-        # A turn ends with the message of its call.
-        run.notes.rank = answer.rank
+    # The turn of a message ends with its call. The turn of a run that waits in its slot ends with its process.
+    run.notes.rank = answer.rank if policy.takes_turns else 0
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, WaitsHere):
         return _settle(run, policy, _wait(run, answer.first, fate.seconds))
@@ -275,7 +274,8 @@ def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
 def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
     """Requeue the call as a task that retries, without counting a retry; see `Run.store_retry`."""
     run.store_retry(why, run.key, may_be_over=may_be_over)
-    raise Retry(str(why), exc=why, when=delay, sig=publish_again(run, delay, refused_at=run.claim.refused_at, **notes))
+    sig = publish_again(run, delay, refused_at=run.claim.refused_at, rank=run.notes.rank, **notes)
+    raise Retry(str(why), exc=why, when=delay, sig=sig)
 
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
@@ -315,7 +315,8 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         # Only the store knows whether the run of which this is a copy has ended.
-        _requeue(run, error, delay, may_be_over=run.way == "copy", unanswered=unanswered, rank=run.notes.rank)
+        notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}
+        _requeue(run, error, delay, may_be_over=run.way == "copy", **notes)
     raise error
 
 

@@ -28,9 +28,6 @@ ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
 """The headers in which a beat notes which entry it has sent, and when the entry was due."""
 
-NEXT_RUN = -1
-"""In place of a rank: the message waits to be the next run, by `rerun` or `replace`."""
-
 DELIVERY = "singleton_delivery"
 """The name under which the main process sends a pool process the facts of this delivery, beside the message."""
 
@@ -67,7 +64,8 @@ class Notes:
     origin: Origin | None = None  # the run that it replaces
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
-    rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock; or `NEXT_RUN`
+    rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock
+    waits_as_next: bool = False  # it is called when it can be the next run, by `rerun` or `replace`
     later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
     @property
@@ -78,7 +76,7 @@ class Notes:
     @property
     def left_something(self) -> bool:
         """Its call may have left something in the store that is to end with its message."""
-        return self.marked or bool(self.newest) or self.rank > 0
+        return self.marked or bool(self.newest or self.rank)
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":

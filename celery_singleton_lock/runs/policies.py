@@ -16,7 +16,7 @@ from celery_singleton_lock.definition.options import OnConflict, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.message import NEXT_RUN, state_for, state_of
+from celery_singleton_lock.runs.message import state_for, state_of
 from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
@@ -129,8 +129,7 @@ class Wait(Policy):
             return WaitsHere(min(left, longest_wait(run)))
         if not run.can_be_requeued or left < REFUSED.first:
             return Refused("raised", conflict.first)
-        # The turn ends with this process. The message comes back to its place by its first refusal.
-        return _requeued(run, replace(conflict, rank=0))
+        return _requeued(run, conflict)
 
 
 class NextRun(Requeues):
@@ -184,14 +183,14 @@ POLICIES: dict[OnConflict, Policy] = {
 
 def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     is_next = conflict.successor == run.task_id
-    rank = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.rank
-    if rank:
+    waits_as_next = is_next and not broker_delays(run.task.app)
+    if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
         # Whoever gives up has done so by now.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
-    return Refused("rescheduled", conflict.first, delay=delay, notes={"rank": rank, **notes})
+    return Refused("rescheduled", conflict.first, delay=delay, notes={"waits_as_next": waits_as_next, **notes})
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:

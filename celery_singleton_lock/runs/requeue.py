@@ -103,6 +103,7 @@ def publish_again(run: Run, delay: float, **notes: Any) -> Any:
         "is_copy": run.way == "copy",
         "unanswered": 0,
         "rank": 0,
+        "waits_as_next": False,
         **notes,
     }
     again = task.signature_from_request(
