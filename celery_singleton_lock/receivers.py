@@ -1,7 +1,7 @@
 """The receivers of Celery's signals around each run, connected once a run needs them.
 
-A receiver of `task_postrun` costs every task of the process as much as a tenth of a lock, and the usual run needs none,
-because it ends in `__call__`. So it is connected by the first task, or the first run, for which that is not enough.
+A receiver of `task_postrun` costs every task of the process a tenth of a lock. The usual run ends in `__call__`, and
+needs none. The first task or run for which that is not enough connects the receiver.
 """
 
 from contextlib import suppress
@@ -34,8 +34,8 @@ def listen_for(task: Task) -> None:
 def connect_postrun() -> None:
     """Hear from now on how runs end of which something is left after `__call__`, or that never came to it.
 
-    It is the only hook sent for every outcome in which the process still runs
-    Python: retry, Ignore, Reject, replace and SystemExit included.
+    Celery has no other hook for every outcome in which the process still runs Python: retry, Ignore, Reject, replace
+    and SystemExit included.
     """
     task_postrun.connect(_after_its_end, weak=False)
 
@@ -66,7 +66,7 @@ if VERSION < (5, 7):
     connect_postrun()
 
 
-# Of a worker, a beat and a pool process.
+# The receivers of a worker, a beat and a pool process.
 
 
 @worker_init.connect(weak=False)

@@ -76,7 +76,7 @@ class LostConnection(StartStopStep):
         if isinstance(consumer.pool, SoloPool):
             # Its second name is new in Celery 5.7.
             name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-            # Of the class, because this step starts anew after each reconnection.
+            # The method of the class, because this step starts anew after each reconnection.
             call_soon = getattr(type(consumer), name).__get__(consumer)
             setattr(consumer, name, _acknowledging_at_once(call_soon))
 
@@ -92,7 +92,7 @@ class CallsThatWait(StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def create(self, parent: Any) -> WaitingMessages:
-        """What is started and stopped with the connection."""
+        """The messages, which are started and stopped with the connection."""
         messages = parent.waiting_messages = WaitingMessages(parent)
         return messages
 
@@ -134,7 +134,7 @@ def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
     """Flush as Celery does, and still hear how jobs end: a message that is not acknowledged would run once more.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget a job whose process has not said yet
-    that it begins. If the worker stops meanwhile, the process waits for 30 s for somebody to read its result.
+    that it begins. As a worker stops, such a process waits for 30 s until somebody reads its result.
     """
 
     def flush() -> None:

@@ -112,7 +112,7 @@ class SingletonRequest(Request):
             store_final_result(self.task, self.id, self._context, kept)
 
     def _notes(self) -> Notes:
-        """What is noted on its message; nothing if that cannot be read, as the child has said."""
+        """The notes on its message; none if they cannot be read, because the child tells of that."""
         with suppress(ConfigurationError):
             return Notes.of(self.request_dict, self.id)
         return Notes()
@@ -124,7 +124,7 @@ class SingletonRequest(Request):
     @property
     def lease(self) -> Holding | None:
         """The child's lease as far as the main process can know it; None if it cannot."""
-        # Whatever the message carries: the child finds the same, and its result says so.
+        # The message may carry anything. The child finds the same error, and tells of it.
         with suppress(Exception):
             notes = self._notes()
             key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
@@ -143,14 +143,11 @@ class SingletonRequest(Request):
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """What waits for its turn; None if it does not, or if that cannot be known."""
+        """Its place in the line; None if its message does not wait for a turn, or if its lock cannot be known."""
         notes = self._notes()
-        lease = self.lease
-        if lease is None or not (notes.rank or notes.waits_as_next):
+        if not (notes.rank or notes.waits_as_next) or (lease := self.lease) is None:
             return None
-        timeout = self.task.lock_options.wait_timeout
-        waits_until = float("inf") if timeout is None or notes.newest else notes.refused_at + timeout * 1_000_000
-        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict), waits_until)
+        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict))
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
@@ -165,7 +162,7 @@ class SingletonRequest(Request):
             return None
         options = self.task.lock_options
         if options.on_lost == "kill":
-            # The child is to be killed if it cannot renew by itself.
+            # If this child cannot renew its lease, its timer has to kill it.
             is_dead = self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD
             if is_dead and (lease := self.lease) is not None:
                 self._dead_at = min(self._dead_at, clock())
@@ -180,12 +177,12 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # A cool-down would keep out a call whose message comes again.
+        # A call whose message comes again must not be kept out by its own cool-down.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
         pending.may_release = lambda: _state_of(pid) in _DEAD
-        # It may have died while it asked.
+        # The child may have died while it asked, and its request may arrive later.
         pending.may_arrive = True
         background.submit(pending)
         if not is_redelivered:
@@ -230,12 +227,12 @@ class SingletonRequest(Request):
 
 
 def active_requests() -> list[SingletonRequest]:
-    """Those for tasks of ours."""
+    """The requests that run now, for tasks of ours."""
     while True:
         try:
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
         except RuntimeError:
-            # The main thread has added one meanwhile.
+            # The main thread has changed the set meanwhile.
             continue
 
 
@@ -259,10 +256,10 @@ class ChildLeaseRenewer:
             self._thread.submit(partial(self._look, pause), pause)
 
     def _look(self, pause: float) -> None:
-        # By the part that answers, or is silent, by itself.
+        # Each part of a store answers, or is silent, for itself.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
-            # One with wrong settings, for example, costs the others nothing; its child tells of it.
+            # A task with wrong settings must not cost the others their renewal. Its child tells of it.
             with suppress(Exception):
                 if (lease := request.look_after_child()) is not None:
                     late.setdefault(lease.store.part_of(lease.key), []).append(lease)
@@ -270,13 +267,13 @@ class ChildLeaseRenewer:
             # The child reports any error.
             with suppress(Exception):
                 _renew(leases)
-        # Unless a lease with a shorter ttl has come meanwhile.
+        # A lease with a shorter ttl has its own rounds.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
 
 def _renew(leases: list[Holding]) -> None:
-    """Renew those at one store whose heartbeat is late: one that is well, or was released meanwhile, is not touched."""
+    """Renew the leases at one store whose heartbeat is late; children have renewed or released the others."""
     store = leases[0].store
     surveys = store.survey([lease.key for lease in leases])
     late = [

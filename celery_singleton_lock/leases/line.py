@@ -1,11 +1,11 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock`, or a run in its slot, hears a `Bell` and asks for the lock again by itself. The run of a message cannot ask
-before it has begun. So the main process that has the message keeps a `Line`, which listens, looks whether the turn of
-the message has come, and lets the message go to the pool.
+A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. The run of a message cannot ask before
+it has begun. So the main process that has the message keeps a `Line`. The line listens, and looks whether the turn of
+the message has come. Then it lets the message go to the pool.
 
-A turn goes through these states. A script writes them, by the clock of the store; the last column says who calls it.
-How it works draws this table, and the tests play it out:
+A turn goes through these states. A script writes them, by the clock of the store. The last column says who calls the
+script. The docs draw this table, and the tests play it out:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -29,13 +29,13 @@ How it works draws this table, and the tests play it out:
     UNHEARD  as above                                      GONE
 
 The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
-the process listens before it asks. If the store has lost a turn, it begins anew, at its old rank.
+the process listens before it asks. A turn that the store has lost begins anew, at its old rank.
 
 While a turn is UNHEARD, others are called in its place. The turn keeps its place: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
 
-A call may be lost, or a holder may die. So in each process the first turn of each lock looks without being called:
-every two seconds if it is among the next few, or if nobody can listen, and otherwise once in a ttl.
+A call may be lost, or a holder may die. So in each process the first turn of each lock looks without being called. It
+looks every two seconds if it is among the next few, or if nobody can listen. Otherwise it looks once in a ttl.
 """
 
 import socket
@@ -53,7 +53,7 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Place, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
-# What the scripts say to a turn that is called. Any other word, as `near`, tells it to look by itself.
+# The scripts' word to a turn that is called. After any other word, as `near`, the turn looks.
 _FREE = "free"
 # How many look in a process that cannot listen.
 _A_FEW = 8
@@ -73,18 +73,16 @@ class InLine:
     """One that waits for its turn.
 
     Attributes:
-        store, claim: The lock, and what to ask it for; with `rank`, or with `newest` for the one that runs next.
-        waits_until: When it has waited for long enough, by the store's clock, in microseconds.
+        store, claim: The lock, and what to ask it for. The claim has a `rank`, or is that of the `newest` call.
     """
 
     store: Store
     claim: Claim
-    waits_until: float
 
 
 @dataclass(eq=False)
 class _OfOneLock:
-    """Those that wait for one lock, by their channels: two deliveries of a message have the same."""
+    """Those that wait for one lock, by their channels. Two deliveries of a message have one channel."""
 
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)
     is_deaf: bool = False
@@ -103,7 +101,7 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 
 def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
-    """Seconds until one that is not called before looks by itself."""
+    """Seconds until a turn that is not called looks."""
     if place.is_near:
         # A cool-down ends to the moment, and so does the lease of a holder that has died.
         return min(_SOON, max(_SHORTEST, place.free_in))
@@ -126,7 +124,7 @@ class Bell:
     """Wakes a thread or a greenlet as its turn is called, also while it does not sleep; a signal wakes it as well."""
 
     is_deaf = True
-    """Nobody can ring it: it does not listen, or not yet."""
+    """The bell does not listen, or not yet, so nobody can ring it."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -146,7 +144,7 @@ class Bell:
     def _ring(self, text: str) -> None:
         """In the thread of the listener, native even where threads are greenlets; it must not wait."""
         self.is_deaf = text == DEAF
-        # A pair that is full wakes all the same, and one that is closed wakes nobody any more.
+        # A full pair wakes its reader as well. A closed pair has no reader.
         with suppress(OSError):
             self._rings.send(b".")
 
@@ -161,7 +159,7 @@ class Line:
     """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call.
 
     Arguments:
-        come: Called with one that has to come, in any thread; it must not block or log.
+        come: Called with a message that has to come. *come* may be called in any thread, and must not block or log.
     """
 
     def __init__(self, come: Callable[[InLine], None]) -> None:
@@ -207,7 +205,7 @@ class Line:
             return
         if text in (LISTENING, DEAF):
             lock.is_deaf = text == DEAF
-        # It may have been called before it was heard here.
+        # A call may have been sent before this process listened.
         for one in tuple(ones):
             self.thread.put(partial(self._look, lock, one))
 
@@ -221,18 +219,18 @@ class Line:
             # Its run tells of it, if it is still so when that asks.
             pass
         finally:
-            # Whatever fails, it looks again.
+            # After any failure, too.
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
         """Let it come if it has to; seconds until the first one looks again."""
-        if place.comes or place.at >= one.waits_until:
+        if place.comes:
             self._call(one)
             return _AT_ONCE
         return _pause_of(place, one.claim.ttl, is_deaf=lock.is_deaf)
 
     def _call(self, one: InLine) -> None:
-        """In any thread; if two do it in one moment, its message is taken once all the same."""
+        """Let it come. Two threads may do this in one moment, because a message is taken only once."""
         self._come(one)
         self.thread.put(partial(self._remove, one))
 

@@ -1,4 +1,4 @@
-"""What becomes of a run that finds its key held: a class for each policy. `runs/admission.py` carries it out."""
+"""A class for each policy decides what becomes of a run that finds its key held. `runs/admission.py` carries it out."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -31,12 +31,12 @@ _limits_of_the_worker = _NO_LIMITS
 
 
 class Refused(NamedTuple):
-    """What becomes of a run that does not get its lock, by the word of the log, and who is in its way."""
+    """The decision about a run that does not get its lock, in a word of the log, and the holder in its way."""
 
     outcome: ConflictOutcome
     holder: Holder
     words: str = ""  # in the result of a run that is skipped
-    delay: float = 0.0  # seconds until a message that is requeued comes again
+    delay: float = 0.0  # seconds until the requeued message comes again
     notes: Mapping[str, Any] = {}  # which that message has then
 
 
@@ -65,12 +65,12 @@ class Policy(ABC):
         return self
 
     def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
-        """What becomes of a run that need not ask for its lock; None if the run asks."""
+        """The decision about a run that need not ask for its lock; None if the run asks."""
         return None
 
     @abstractmethod
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
-        """What becomes of a run that was refused."""
+        """The decision about a run that was refused."""
 
 
 class Skip(Policy):
@@ -186,7 +186,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
-        # Whoever gives up has done so by now.
+        # A run that gives up was not requeued.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
@@ -278,7 +278,7 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
     return None
 
 
-# What calls that have joined a run hear of it.
+# Telling the calls that have joined a run.
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from celery_singleton_lock.stores.clock import clock
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
 except ImportError:
-    # It is new in Celery 5.5.
+    # Celery 5.4 has none.
     detect_quorum_queues = None
 
 _delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
@@ -69,7 +69,7 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
 
 def delay_in_line(run: Run, left: float) -> float:
     """Seconds until the run asks again if it is not called before; at most those that are *left* of its wait."""
-    # It is discarded as soon as it has expired.
+    # Its worker discards an expired message at its time.
     return min(jittered(run, float("inf")), left, until_expired(run.task, run.request.expires))
 
 
@@ -84,13 +84,13 @@ def publish_again(run: Run, delay: float, **notes: Any) -> Any:
     """Publish the message as it came.
 
     Arguments:
-        run: The run whose message it is; the call goes on with what is published, under the same key.
-        delay: Seconds until then.
-        notes: The fields to write on the message beside those that are there.
+        run: The run of the message. Its call goes on with what is published, under the same key.
+        delay: Seconds until the message comes again.
+        notes: Fields to change in the notes of the message.
 
     Raises:
-        Reject: It cannot be published, and the broker will deliver it again by itself.
-        Exception: It cannot be published, and was acknowledged already.
+        Reject: The message cannot be published, and the broker delivers it again.
+        Exception: The message cannot be published, and was acknowledged.
     """
     task = run.task
     request = run.request
