@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import redis
 
-from celery_singleton_lock.stores.redis.store import RELEASE, RENEW
+from celery_singleton_lock.stores.redis.encoding import RELEASE, RENEW
 from tests.servers import Server
 from tests.waiting import until
 

@@ -52,8 +52,7 @@ def one_url(given: Any) -> str:
         raise ConfigurationError(
             "singleton_lock_url: several stores are not allowed, so give one URL. If a server may die, give "
             f"sentinel:// and singleton_lock_replicas: see {DOCS}how-to/topologies/. A majority of independent masters "
-            "has two holders as soon as one of them forgets a grant, by a restart without its data or a clock that "
-            "jumps; then its fences fall and its limits do not hold"
+            "gives a lock to two holders as soon as one of them loses its data or has its clock set"
         )
     if not isinstance(given, str):
         # The value may have a password, so it is not quoted.
@@ -104,7 +103,7 @@ def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
 
 
 def in_redis_py(value: Any) -> Any:
-    """*value* as redis-py spells it: Celery's CERT_NONE is none."""
+    """The spelling of redis-py for *value*, such as none for Celery's CERT_NONE."""
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__
     return value.removeprefix("CERT_").lower() if is_one else value
 

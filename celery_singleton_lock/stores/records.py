@@ -18,11 +18,8 @@ PublishMode = Literal["", "anyway", "over"]
 Newest = Literal["", "queued", "next"]
 """How a call has come to be the newest, so that older calls may have ended in its favour; empty if it is not.
 
-    ""        published, in a queue mode with `rerun` or `replace`       "queued"
-    ""        refused, and the store names it as the call that runs next "next"
-    "queued"  its message goes back to the broker                        "next"
-
-It is noted on the message. The note is gone once the body begins, and ends with the message.
+A call is `queued` from its publishing on, in a queue mode with `rerun` or `replace`. It is `next` once it was refused
+and requeued as the call that runs next. The message carries this note until its body begins.
 """
 
 
@@ -91,7 +88,7 @@ def marker_of(task_id: str, message: int) -> str:
 class Marked:
     """The call is marked as queued."""
 
-    sooner: float = 0.0  # by so many seconds the call has to be due earlier
+    sooner: float = 0.0  # seconds by which the call is due earlier than it asked for
 
 
 @dataclass(slots=True)
@@ -162,7 +159,7 @@ class Holder:
         acquired_at: The moment of the grant by the store's clock. Without a grant, the moment of the answer.
         expires_in: Seconds until its lease, mark or turn ends, unless it is renewed.
         fence: A number greater than that of any earlier holder. 0 without a grant.
-        task_id: The task id of its call. None for a `Lock`, and empty for the turn of a `Lock`.
+        task_id: The task id of its call. None for a `Lock`.
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
         label: The text that its `lock_label` has made of the call.
@@ -290,29 +287,14 @@ RENEWALS = {int(each): each for each in Renewal}
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The answer to a release of a lease or of a turn.
+    """The answer to a release of a lease or of a turn."""
 
-    Attributes:
-        marker: Whether the ending of the run is kept for later deliveries. If unknown, a release in the background
-            decides.
-        lost: Why the lease had been lost before; None if it had not, or if that is unknown.
-    """
-
-    marker: Marker
-    lost: LostReason | None = None
+    marker: Marker  # if unknown, a release in the background decides
+    lost: LostReason | None = None  # why the lease had been lost before; None if it had not, or if that is unknown
 
 
 RELEASED = Release("none")
 UNANSWERED = Release("unknown")
-# By the answers of release.lua.
-RELEASES = {
-    1: RELEASED,
-    3: Release("left"),
-    0: Release("none", "taken"),
-    2: Release("left", "taken"),
-    4: Release("none", "expired"),
-    6: Release("left", "expired"),
-}
 
 
 # For operators.

@@ -25,7 +25,7 @@ from tests.contract.chapters.listening import Listening
 from tests.contract.chapters.marks import Marks
 from tests.contract.chapters.queue import Queue
 from tests.contract.chapters.succession import Succession
-from tests.contract.chapters.turns import Turns
+from tests.contract.chapters.turns import ON_ITS_WAY, Turns, message, turn_of
 from tests.contract.chapters.versions import Versions
 from tests.servers import Server
 
@@ -152,3 +152,14 @@ class TestStore(StoreContract, Keys, Listening):
 
     def nothing_is_left(self, store: Store) -> None:
         assert not self.client.exists(KEY)
+
+    # Some seconds, for 5,000 turns.
+    @pytest.mark.prove
+    def test_the_oldest_turn_that_is_unheard_makes_room_in_a_full_line(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn_of(store, "dead")
+        self.pass_time(ON_ITS_WAY + 1)
+        store.release(claim("a"), 1)
+        granted(store.acquire(claim("b")))
+
+        assert all(refused(store.acquire(message(f"m{number}", number))).rank for number in range(5001))

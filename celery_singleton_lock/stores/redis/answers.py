@@ -39,7 +39,7 @@ _NEVER = (
         (
             "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
             "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
-            "host in singleton_lock_url has to be one that the server's certificate names"
+            "server's certificate has to name the host in singleton_lock_url"
         ),
     ),
     (

@@ -158,8 +158,8 @@ class Connections:
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
         """Run a script for each call, all in one go. Its text is sent only if the server does not know it.
 
-        WAIT counts the replicas that have the writes of its own connection. So it is sent with the script, and a
-        repeated script has to write again, as acquire.lua and renew.lua do.
+        WAIT counts the replicas that have the writes of its own connection, so script and WAIT share one. A repeated
+        script has to write again, as acquire.lua and renew.lua do.
         """
         if self.is_sharded:
             script = script.sharded

@@ -1,8 +1,4 @@
-"""Scripts, their arguments and their replies: from the records to the fields of a lock's hash, and back.
-
-The arguments of each script are a tuple with names, which its Lua reads as locals of the same names. lua/parts say what
-is in the hash.
-"""
+"""Scripts, their arguments and their replies; lua/parts say what is in the hash of a lock."""
 
 import hashlib
 import json
@@ -39,20 +35,13 @@ from celery_singleton_lock.stores.redis.answers import accepted, advice_about
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
-# Between a task's name and its label, which share a field so that calls without a label cost nothing more.
+# Words of the fields that lua/parts/lock.lua describes.
 _SEPARATOR = "\x1f"
-# In the grant of a holder whose result nobody else can read.
 _NO_RESULT = "no-result"
-# In the grant of a run that goes on although its call has ended.
 _ENDED = "ended"
-# Begins the token in a place that a cool-down keeps.
 _COOLDOWN = "~"
 # Leases in one script, which blocks the server for about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
-STOPPED_SHORT = 8
-"""Added to the answer of release.lua if more waiters have to be called."""
-# Errors of a script that come from the data in a key.
-_UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "
 
 
@@ -107,7 +96,7 @@ def acquire_arguments(claim: Claim) -> list[str]:
     grant = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
     if not facts.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
-    # By position, as in `release_arguments`: each run asks for these, and names would double the time that it takes.
+    # By position, as in `release_arguments`: names would double the time, and each run needs both.
     arguments = [claim.token, grant, _words_of(claim), facts.task_id, facts.hostname]
     if facts.task_name or facts.label:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
@@ -115,7 +104,6 @@ def acquire_arguments(claim: Claim) -> list[str]:
 
 
 def look_arguments(claim: Claim) -> list[str]:
-    """The arguments of acquire.lua for a message that waits, and asks whether its turn has come."""
     token, grant, words, *others = acquire_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
     return [token, grant, f"looks {words}", *others]
 
@@ -141,22 +129,20 @@ def _words_of(claim: Claim) -> str:
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
     """The mark of a queued call, without its end and its task id."""
-    if published or due_for:
-        return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{published},{milliseconds(due_for)}"
-    return f"{label}{_SEPARATOR}{queue}" if queue else label
+    numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
+    return _SEPARATOR.join([label, queue, numbers]).rstrip(_SEPARATOR)
 
 
 def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[str]:
     words = " ".join(word for word, is_said in says.items() if is_said)
     if claim is None or claim.succeeds is None:
         return UNMARK.arguments(task_id=task_id, words=words)
-    facts = claim.facts
-    words += f" succeeds={claim.succeeds} supersedes_for={milliseconds(claim.supersedes_for)}"
-    return UNMARK.arguments(task_id=task_id, words=f"{words} published={facts.published}", task_name=facts.task_name)
+    words += f" succeeds={claim.succeeds} published={claim.facts.published}"
+    return UNMARK.arguments(task_id=task_id, words=words, task_name=claim.facts.task_name)
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Keys and arguments of renew.lua for at most *most* claims each."""
+    """Keys and arguments of renew.lua for at most *most* claims each, which have one ttl."""
     # Claims with one ttl are mostly neighbours already, so they are not sorted.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         group = list(alike)
@@ -190,12 +176,13 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
 
 
 def place_in(reply: Sequence[Any]) -> Place:
-    """The place in a reply of acquire.lua to `look_arguments`."""
-    match reply:
-        case ["looked", now, comes, near, free_in]:
-            return Place(now, bool(comes), bool(near), free_in / 1_000_000)
-    # The message's run has ended or has its place: let the message come, and its run handles that.
-    return Place(reply[1], comes=True, is_near=True, free_in=0.0)
+    """The place in a reply of acquire.lua to a look."""
+    word, now, *found = reply
+    if word != "looked":
+        # The message's run has ended or has its place: let the message come, and its run handles that.
+        return Place(now, comes=True, is_near=True, free_in=0.0)
+    comes, near, free_in = found
+    return Place(now, bool(comes), bool(near), free_in / 1_000_000)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
@@ -223,42 +210,32 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
 
 
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
-    task_name, label = _name_and_label_in(name or "")
+    task_name, label, *_ = [*(name or "").split(_SEPARATOR), ""]
     return Facts(task_id or "", task_name or (lock_name_of(key) if task_id else ""), hostname or "", label=label)
 
 
 def _holder(
     key: str, now: int, place: int | str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
-    # A call that goes before has the word for its state instead of a place, and its publication instead of a grant.
-    has_place = isinstance(place, int)
-    state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
+    task_name, label, *_ = [*name.split(_SEPARATOR), ""]
+    expires_in = (int(deadline) - now) / 1_000_000
+    known: dict[str, Any] = {"task_id": task_id or None, "label": label or None}
     if isinstance(place, str):
-        state = HolderState(place)
-    task_name, label = _name_and_label_in(name)
-    facts = _numbers_in(grant, 6) if has_place else [now, -now, 0, 0, 0, int(grant or 0)]
-    since, ahead, ttl, pid, attempt, published = facts
+        # A call without a place has the word for its state instead, and its queue instead of a hostname.
+        published, due_for, is_unheard, rank = _numbers_in(grant, 4)
+        known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
+        known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
+        # Of a successor alone, the store knows the task's name.
+        known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
+        return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
+    state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
+    since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
     words = grant.split(" ")
-    return Holder(
-        key=key,
-        token=token,
-        state=state,
-        fence=since + ahead,
-        acquired_at=datetime.fromtimestamp(since / 1_000_000, UTC),
-        expires_in=(int(deadline) - now) / 1_000_000,
-        task_id=task_id or None,
-        # A task's name that is the name of the lock is not stored.
-        task_name=task_name or (lock_name_of(key) if has_place and task_id else None),
-        hostname=hostname or None,
-        pid=pid or None,
-        attempt=attempt,
-        published=published,
-        label=label or None,
-        ttl=ttl / 1000,
-        keeps_result=_NO_RESULT not in words,
-        # In a cool-down no run goes on.
-        call_ended=_ENDED in words and state is HolderState.HELD,
-    )
+    known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
+    # A task's name that is the name of the lock is not stored. In a cool-down no run goes on.
+    known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
+    known |= {"keeps_result": _NO_RESULT not in words, "call_ended": _ENDED in words and state is HolderState.HELD}
+    return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
 
 
 def slot_in(entry: str, value: str) -> Slot:
@@ -273,11 +250,6 @@ def _numbers_in(value: str, known: int) -> list[int]:
     """The first numbers in *value*, as many as are *known*; 0 for each that is missing."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
-
-
-def _name_and_label_in(value: str) -> tuple[str, str]:
-    name, label, *_ = [*value.split(_SEPARATOR), ""]
-    return name, label
 
 
 def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
@@ -295,12 +267,14 @@ def states_in(
 ) -> dict[str, LockState]:
     """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
     for reply in replies if tolerant else accepted(replies):
-        if isinstance(reply, exceptions.RedisError):
-            text = str(reply)
-            advice = advice_about(reply)
-            if not _UNREADABLE.search(text) or (advice is not None and "WRONGTYPE" not in text):
-                raise reply
+        if isinstance(reply, exceptions.RedisError) and not _is_about_a_key(reply):
+            raise reply
     return {key: _state_in(key, reply) for ([key], _), reply in zip(calls, replies, strict=True)}
+
+
+def _is_about_a_key(error: exceptions.RedisError) -> bool:
+    text = str(error)
+    return "WRONGTYPE" in text or ("user_script" in text and advice_about(error) is None)
 
 
 def _state_in(key: str, reply: Any) -> LockState:
@@ -315,23 +289,8 @@ def _state_in(key: str, reply: Any) -> LockState:
 
 
 def _survey_in(
-    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any, foreign: str
+    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, turns: Any, asked: Any, foreign: str
 ) -> LockState:
-    at = datetime.fromtimestamp(now / 1_000_000, UTC)
-    # A task's name that is the name of the lock is not stored.
-    names = {"next": lock_name_of(key)}
-
-    def call(state: str, until: str, task_id: str, *of_mark: Any, token: str = "", **of_turn: Any) -> Holder:
-        name, label, due, queue = of_mark or ("", "", 0, "")
-        known = {"task_name": name or names.get(state), "label": label or None, "queue": queue or None, **of_turn}
-        ends_in, due_for = (int(until) - now) / 1_000_000, int(due) / 1000
-        return Holder(key, token, HolderState(state), at, ends_in, task_id=task_id, due_for=due_for, **known)
-
-    left = tuple(call(*mark) for mark in marks)
-    turns = tuple(
-        call("waiting", until, task_id, token=token, is_unheard=bool(is_unheard), refused_at=int(rank))
-        for until, task_id, token, is_unheard, rank in queue
-    )
     # Each holder that was asked to stop, by its token; with the person, if a person has asked.
     stops = dict(asked)
     holders = tuple(
@@ -340,7 +299,12 @@ def _survey_in(
     )
     by = {token: name for token, name in stops.items() if name}
     problem = _FOREIGN + foreign if foreign else None
-    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)
+    calls = tuple(holders_in(key, now, marks)), waiters, tuple(holders_in(key, now, turns))
+    return LockState(key, now, int(fence) if fence else None, holders, *calls, by, problem)
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
 def milliseconds(seconds: float) -> str:

@@ -97,9 +97,9 @@ class Listener(DaemonThread):
     def add(self, channel: str, heard: Heard) -> None:
         """Have *heard* called with each message of *channel*, which begins with the key of a lock.
 
-        *heard* is called with `LISTENING` and `DEAF` too, perhaps several times. At `LISTENING` the caller has to look
-        for what was sent before. *heard* must not block: it is called in the listener's thread, a real thread even
-        where others are greenlets.
+        *heard* is called with `LISTENING` and `DEAF` too, perhaps several times. At `LISTENING` the caller asks the
+        store, because earlier messages were missed. *heard* must not block: it is called in the listener's thread, a
+        real thread even where others are greenlets.
         """
         self._heard[channel] = heard
         self._change(channel)

@@ -12,7 +12,7 @@ from redis import ConnectionPool, exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
-    RELEASES,
+    RELEASED,
     RENEWALS,
     Claim,
     Conflict,
@@ -29,35 +29,10 @@ from celery_singleton_lock.stores.records import (
     Renewal,
     Slot,
 )
+from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Call, Connections, check_parts, settled
-from celery_singleton_lock.stores.redis.encoding import (
-    ACQUIRE,
-    CLAIM_SLOT,
-    MARK_DONE,
-    MARK_QUEUED,
-    RELEASE,
-    RENEW,
-    RENEWALS_PER_SCRIPT,
-    STOPPED_SHORT,
-    SURVEY,
-    UNMARK,
-    Script,
-    acquire_arguments,
-    answer_in,
-    conflict_in,
-    look_arguments,
-    mark_in,
-    mark_text,
-    milliseconds,
-    place_in,
-    release_arguments,
-    renewals_of,
-    slot_in,
-    states_in,
-    unmark_arguments,
-    unreadable_in,
-)
+from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
@@ -82,7 +57,7 @@ class Store:
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
     Every call is bounded in time, and raises `StoreError` if no usable answer came. The call may still have worked, so
-    every call is safe to repeat: acquire recognises a token that it has granted, and renew and release change nothing
+    every call is safe to repeat. Acquire recognises a token that it has granted, and renew and release change nothing
     that another token holds. A grant or a renewal counts once that many *replicas* have it.
     """
 
@@ -94,7 +69,7 @@ class Store:
     """The number of unusual events that are kept; 0 for none."""
     servers: Connections
     replicas: int
-    _renewals_per_script = RENEWALS_PER_SCRIPT
+    _renewals_per_script = encoding.RENEWALS_PER_SCRIPT
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url = url
@@ -151,7 +126,8 @@ class Store:
             # One call has waited for the silent server. Others give up soon, because each occupies a slot of a pool.
             bound = min(bound, REPLY_TIMEOUT)
         try:
-            reply, sent_at, _ = self.request(ACQUIRE, claim.key, acquire_arguments(claim), bound, self.replicas)
+            arguments = encoding.acquire_arguments(claim)
+            reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, arguments, bound, self.replicas)
         except StoreError:
             part.is_away = True
             raise
@@ -163,11 +139,11 @@ class Store:
         self._compare(claim.key, reply[1], sent_at)
         if reply[0] == "walked":
             return self.acquire(claim)
-        return answer_in(claim.key, reply, sent_at)
+        return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Place:
         """Ask whether the turn of a waiting message has come. If it runs next, its place is kept for longer."""
-        return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
+        return encoding.place_in(self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))[0])
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim, and return the answers in order.
@@ -185,9 +161,9 @@ class Store:
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
         """Renew the claims without a second try: the calls, and the reply to each. Errors are those of redis-py."""
-        calls = list[Call](renewals_of(claims, self._renewals_per_script))
+        calls = list[Call](encoding.renewals_of(claims, self._renewals_per_script))
         try:
-            return calls, accepted(self.servers.run(RENEW, calls, until, self.replicas))
+            return calls, accepted(self.servers.run(encoding.RENEW, calls, until, self.replicas))
         except exceptions.ClusterCrossSlotError:
             # A plain URL may hide a cluster, which refuses keys of several slots in one script.
             self._renewals_per_script = 1
@@ -203,21 +179,25 @@ class Store:
         In the same step the store keeps *ending* if another delivery is known or likely, or if the lease had been lost,
         since then nobody knows.
         """
-        reply, _, tries = self.request(RELEASE, claim.key, release_arguments(claim, place, ending), bound)
-        try:
-            answer = RELEASES[reply]
-        except KeyError:
-            answer = RELEASES[reply - STOPPED_SHORT]
-            # The place is free. A call that lives behind the dead looks by itself, too.
-            with suppress(StoreError):
-                self.call_next(claim.key)
+        arguments = encoding.release_arguments(claim, place, ending)
+        reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
+        if reply == 1:
+            answer = RELEASED
+        else:
+            lost, is_marked, has_stopped_short = reply
+            answer = Release("left" if is_marked else "none", lost or None)
+            if has_stopped_short:
+                # The place is free, and calls that were not woken ask again on their own.
+                with suppress(StoreError):
+                    self.call_next(claim.key)
         # "Lost" may be the trace of an earlier try that worked, and whose answer did not come.
         return replace(answer, lost=None) if tries > 1 else answer
 
     def call_next(self, key: str) -> None:
         """Call those whose turn it is, in steps: a long line of the dead would block the server."""
-        while self.request(RELEASE, key, ("~", "min_hold=0"))[0] >= STOPPED_SHORT:
-            pass
+        has_stopped_short = True
+        while has_stopped_short:
+            _, _, has_stopped_short = self.request(encoding.RELEASE, key, ("~", "min_hold=0"))[0]
 
     def mark_queued(
         self,
@@ -249,9 +229,9 @@ class Store:
         if within is not None:
             words += f" due_in={milliseconds(due_in)} within={milliseconds(within)}"
         times = {"lasts": milliseconds(seconds), "cooldown": milliseconds(cooldown)}
-        about = mark_text(label, queue, published, due_for)
-        arguments = MARK_QUEUED.arguments(task_id=task_id, **times, words=words, about=about)
-        return mark_in(key, self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0])
+        about = encoding.mark_text(label, queue, published, due_for)
+        arguments = encoding.MARK_QUEUED.arguments(task_id=task_id, **times, words=words, about=about)
+        return encoding.mark_in(key, self.request(encoding.MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0])
 
     def unmark(
         self,
@@ -271,13 +251,13 @@ class Store:
         `succeeds`, only a newer call counts, which may be queued, come next, or have begun.
         """
         says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
-        reply = self.request(UNMARK, key, unmark_arguments(task_id, claim, **says))[0]
-        return None if reply == 1 else conflict_in(key, reply)
+        reply = self.request(encoding.UNMARK, key, encoding.unmark_arguments(task_id, claim, **says))[0]
+        return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
         ending = {"attempt": str(attempt), "outcome": outcome, "lasts": milliseconds(seconds)}
-        self.request(MARK_DONE, key, MARK_DONE.arguments(marker=marker, **ending))
+        self.request(encoding.MARK_DONE, key, encoding.MARK_DONE.arguments(marker=marker, **ending))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim a slot that was not sent. False if it was sent, or another beat leads."""
@@ -293,13 +273,13 @@ class Store:
 
     def _change_slot(self, key: str, verb: str, slot: Slot) -> bool:
         facts = {"entry": slot.entry, "due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
-        arguments = CLAIM_SLOT.arguments(verb=verb, **facts, lasts=milliseconds(_SLOTS_ARE_KEPT))
-        return bool(self.request(CLAIM_SLOT, key, arguments)[0])
+        arguments = encoding.CLAIM_SLOT.arguments(verb=verb, **facts, lasts=milliseconds(_SLOTS_ARE_KEPT))
+        return bool(self.request(encoding.CLAIM_SLOT, key, arguments)[0])
 
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""
         found = self.fields(key).items()
-        return {entry: slot_in(entry, value) for entry, value in found}
+        return {entry: encoding.slot_in(entry, value) for entry, value in found}
 
     def fields(self, key: str) -> dict[str, str]:
         """All fields of a hash, such as that of slots or of counts."""
@@ -331,13 +311,15 @@ class Store:
 
         If *tolerant*, the server's error about one key becomes its `problem`, and the other keys are still shown.
         """
-        states = unreadable_in(keys) if tolerant else {}
+        states = encoding.unreadable_in(keys) if tolerant else {}
         calls = [([key], ()) for key in keys if key not in states]
         if calls:
-            found, _, _ = self.servers.part.persist(
-                lambda until: states_in(calls, self.servers.run(SURVEY, calls, until), tolerant=tolerant), RELEASE_BOUND
-            )
-            states |= found
+
+            def look(until: float) -> dict[str, LockState]:
+                replies = self.servers.run(encoding.SURVEY, calls, until)
+                return encoding.states_in(calls, replies, tolerant=tolerant)
+
+            states |= self.servers.part.persist(look, RELEASE_BOUND)[0]
         return [states[key] for key in keys]
 
     def holders(self, key: str) -> list[Holder]:

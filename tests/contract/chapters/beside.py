@@ -68,9 +68,16 @@ class Beside(Contract):
         assert not store.note_slot(SLOTS, Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
         assert store.slots(SLOTS)["entry"].sent == 0
 
+    def test_a_slot_that_was_noted_by_a_clock_ahead_is_noted_again(self, store: Store) -> None:
+        store.note_slot(SLOTS, Slot("entry", due=9_000_000, fence=6, sent=9_000_000))
+        earlier = Slot("entry", due=5_000_000, fence=6, sent=5_000_000)
+
+        assert store.note_slot(SLOTS, earlier)
+        assert store.slots(SLOTS)["entry"] == earlier
+
     def test_an_entry_is_forgotten_unless_a_later_leader_has_it(self, store: Store) -> None:
         for name in ("gone", "kept"):
-            store.claim_slot(SLOTS, Slot(name, due=1_000_000, fence=6))
+            store.note_slot(SLOTS, Slot(name, due=1_000_000, fence=6, sent=1_000_100))
 
         assert store.forget_slot(SLOTS, Slot("gone", due=0, fence=6))
         assert not store.forget_slot(SLOTS, Slot("kept", due=0, fence=5))

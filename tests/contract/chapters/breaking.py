@@ -81,7 +81,7 @@ class Breaking(Contract):
             queued(lock.ask())
             here, other = store.survey([KEY, OTHER])
 
-        assert [turn.task_id for turn in here.turns] == ["id-of-w", ""]
+        assert [turn.task_id for turn in here.turns] == ["id-of-w", None]
         assert all(turn.expires_in > 0 for turn in here.turns)
         assert other.turns == ()
 

@@ -208,10 +208,10 @@ class Marks(Contract):
     def test_the_newest_is_due_within_so_many_seconds_after_the_first_whose_place_was_taken(self, store: Store) -> None:
         now = Inventory(store).now()
 
-        def sooner(name: str, seconds_ago: float, due_in: float = 3.0, within: float = 10.0) -> float:
+        def sooner(name: str, seconds_ago: float, due_in: float = 3.0, within: float = 10.0, **more: Any) -> float:
             published = now - round(seconds_ago * 1_000_000)
             mine = call(name, published / 1_000_000_000)
-            answer = mark_newest(store, mine, seconds=600.0, due_in=due_in, within=within)
+            answer = mark_newest(store, mine, seconds=600.0, due_in=due_in, within=within, **more)
             assert isinstance(answer, Marked)
             return answer.sooner
 
@@ -224,7 +224,9 @@ class Marks(Contract):
         assert sooner("third", 40, due_in=50.0, within=100.0) == about(30.0), "a lost reply changes nothing"
         assert 560.0 < found(mark_queued(store, "other")).expires_in < 575.0, "its mark ends sooner by that, too"
         assert sooner("fourth", 10, due_in=50.0, within=60.0) == about(50.0), "at once"
-        assert not store.unmark(KEY, "fourth")
+        assert sooner("expires", 9, due_in=50.0, within=60.0, due_for=20.0) == about(50.0)
+        assert found(mark_queued(store, "other")).expires_in > 595.0, "its mark ends when the call expires"
+        assert not store.unmark(KEY, "expires")
         assert sooner("fifth", 5) == 0.0, "the row of calls has ended"
         assert not store.unmark(KEY, "fifth")
         self.nothing_is_left(store)

@@ -4,6 +4,7 @@ import pytest
 
 from celery_singleton_lock.stores.records import RELEASED, Renewal
 from celery_singleton_lock.stores.records import Succession as Rule
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
@@ -19,6 +20,8 @@ from tests.contract.asking import (
     successor_of,
     tokens,
 )
+from tests.contract.chapters.turns import listening, turn_of
+from tests.waiting import until
 
 either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 
@@ -270,3 +273,22 @@ class Succession(Contract):
         assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
         store.release(call("a"), 1)
         self.nothing_is_left(store)
+
+    def test_a_holder_that_a_person_has_asked_to_stop_stays_asked_when_a_successor_ends(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, again(call("b", 2000)), "replace")
+        Inventory(store).break_lock(KEY, ["a"], "somebody")
+
+        store.unmark(KEY, "b")
+
+        assert store.renew([call("a")], 1.0) == [Renewal.BROKEN]
+
+    def test_a_successor_that_ends_calls_the_next_in_line(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+        store.release(call("a"), 1)
+        turn_of(store, "waits")
+        with listening(store, "waits") as heard:
+            store.unmark(KEY, "b")
+
+            until(lambda: "free" in heard["waits"], "it is called")

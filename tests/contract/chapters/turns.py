@@ -543,7 +543,7 @@ class Turns(Contract):
 
         with listening(store, "living"):
             places = [store.look(living)]
-            while not places[-1].comes and len(places) < 5:
+            while not places[-1].comes and len(places) < 8:
                 assert (places[-1].is_near, places[-1].free_in) == (True, 0.0), "it looks again at once"
                 places.append(store.look(living))
 

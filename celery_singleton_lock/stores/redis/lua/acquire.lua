@@ -18,7 +18,7 @@
 --          {'done', now, attempt, outcome}              A run of this message has ended.
 --          {'looked', now, comes, near, free_in}        1 if the message has to come. 1 if it is near, see below.
 --                                                       Microseconds until a place is free if nobody renews.
---          {'walked', now}                              Nobody listens for the next 200 turns: ask again, for more follow.
+--          {'walked', now}                              Nobody listens for the turns that were read: ask again.
 --          {'held', now, next, holders, ...}            `refused` of parts/lock.lua: a few holders, or calls that go before.
 --          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
 
@@ -53,7 +53,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- a free place is kept for the successor for so long
+local PATIENCE = 30000000 -- how long a free place is kept for the successor
 
 ttl = tonumber(ttl)
 local words = words_in(words)
@@ -61,12 +61,9 @@ local limit, looks, policy, is_here = tonumber(words.limit), words.looks, words.
 local attempt, published = string.match(grant, '^%d+ %S+ (%d+) (%d+)')
 attempt = tonumber(attempt)
 local own_turn = is_here and token or '@' .. task_id
-local known = redis.call(
-  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. own_turn, 'front'
-)
-local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known[8])
-local ticket = line and tonumber(known[7])
-local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
+local lock = read_lock(key, own_turn)
+local places, line, queued, successor = lock.places, lock.line, lock.queued, lock.successor
+local ticket = line and lock.ticket
 local this_call = {
   task_id = task_id, task_name = string.match(named or '', '^[^\31]*'), policy = policy, newest = words.newest,
   published = published ~= '0' and tonumber(published) or now,
@@ -92,7 +89,7 @@ if message then
   end
 end
 if words.message then
-  local ids, twin = read_numbered(key, '', 1, highest, ':i'), nil
+  local ids, twin = read_numbered(key, '', 1, #places, ':i'), nil
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
       local is_later = attempt > grant_of(key, each.place).attempt
@@ -113,7 +110,7 @@ if words.message then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
         -- Both deliveries of a message wait for one turn.
-        twin = not turn.is_message and described_turns({turn}) or nil
+        twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
     end)
@@ -146,7 +143,7 @@ if newer and looks then
   return looked(true, 1, now)
 elseif newer then
   local holders = described(key, places, A_FEW)
-  return refused(newer.task_id, #holders > 0 and holders or described_turns({newer}))
+  return refused(newer.task_id, #holders > 0 and holders or described_calls({newer}))
 end
 
 -- 4. Who goes before? The caller is kept out if at least as many calls go before it as places are free.
@@ -176,8 +173,8 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Call the turns that go before: a holder that died has called nobody. An unheard turn still goes before newcomers that can
--- wait, for as long as its message may be on its way. Nobody else waits for an unheard turn.
+-- Call the turns that go before, because a holder that died has called none of them. A newcomer that can wait also yields
+-- to an unheard turn, as long as the message of that turn may be on its way. Other callers pass unheard turns over.
 local mine = {rank = math.min(tonumber(words.rank or 0), now), published = this_call.published, token = own_turn}
 local is_newcomer = not ticket and mine.rank == 0
 local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
@@ -198,19 +195,19 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  line = line.first <= line.last and line or nil
-  -- A caller that is about to be granted takes a place of the missed turns itself, so nobody else is called in theirs.
-  if line and missed > 0 and (looks or free <= #before) then
-    call_in_place_of_missed(key, line)
+  -- A caller that gets the free place stands in for the missed turns, and no other turn has to.
+  if missed > 0 and (looks or free <= #before) then
+    call_next(key, line, held, 0)
   end
+  line = line.first <= line.last and line or nil
 end
 
 -- Its turn after the walks, which may have changed it.
 local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
--- 1 if the caller's turn is among the next few, and so looks by itself every few seconds. Also if the first was called:
--- somebody has to notice soon if that one does not come.
+-- 1 if the caller's turn is among the next few, so that the caller asks again every few seconds. 1 also if the first was
+-- called, because that one may not come.
 local function nearness(own_ticket)
   local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
   local is_far = own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front >= NEXT_FEW
@@ -234,15 +231,15 @@ if looks then
   end
   if own and line and ticket < line.front then
     line.front = ticket
-    redis.call('HSET', key, 'front', ticket)
+    set_range(key, line)
   end
   return looked(comes, nearness(ticket), soonest)
 end
 
 -- 5. Is a place left?
 if free > #before then
-  place = place or highest + 1
-  local fence = math.max(tonumber(known[1] or 0) + 1, now)
+  place = place or #places + 1
+  local fence = math.max(tonumber(lock.fence or 0) + 1, now)
   local dead_token = places[place] and places[place].token
   local died
   if dead_token then
@@ -257,7 +254,7 @@ if free > #before then
   if named then
     redis.call('HSET', key, place .. ':n', named)
   end
-  if place > highest then
+  if place > #places then
     redis.call('HSET', key, 'places', place)
   end
   -- Marks of the caller end with its grant. Older calls whose place it has taken may still come, so they are remembered.
@@ -274,7 +271,7 @@ if free > #before then
     -- The holder that was asked to stop may have another place, so it need not stop any more.
     let_holders_stay(key, places)
   end
-  if task_id_of(known[6]) == task_id then
+  if is_queued then
     redis.call('HDEL', key, 'queued')
   end
   if ticket then
@@ -294,7 +291,7 @@ end
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends early.
 local queued_until = words.queued_for and now + words.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
-  redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(known[6], ' .*$'))
+  redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(queued.value, ' .*$'))
   expire_after(key, queued_until - now)
 end
 
@@ -323,7 +320,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   next_one = task_id
 end
 local holders = described(key, places, A_FEW)
-local rows = #holders > 0 and holders or described_turns(before)
+local rows = #holders > 0 and holders or described_calls(before)
 
 -- 7. Does the caller get a turn, in its process or for its message in the broker?
 if not words.turn_for then

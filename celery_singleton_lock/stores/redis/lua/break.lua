@@ -14,8 +14,9 @@
 -- @include lock
 -- @include marks
 -- @include successor
+-- @include queue
 local key, words = KEYS[1], words_in(words)
-local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown', 'next')
+local lock = read_lock(key, '')
 local meant, holders, dropped, is_cooling = {}, {}, {}, false
 for i = 3, #ARGV do
   meant[ARGV[i]] = true
@@ -23,7 +24,7 @@ end
 
 -- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
 redis.call('HDEL', key, '')
-for _, each in ipairs(read_places(key, tonumber(known[1] or 1))) do
+for _, each in ipairs(lock.places) do
   if each.alive and meant[each.token] then
     holders[#holders + 1] = each
   elseif each.alive and words.marks and is_on_hold(each.token) then
@@ -41,9 +42,7 @@ for _, each in ipairs(holders) do
   end
 end
 if words.marks then
-  local in_force = {
-    queued = mark_of(known[2]), next = is_coming(successor_in(known[4])), cooldown = is_cooling or mark_of(known[3]),
-  }
+  local in_force = {queued = lock.queued, next = is_coming(lock.successor), cooldown = is_cooling or lock.cooldown}
   for _, word in ipairs({'queued', 'next', 'cooldown'}) do
     dropped[#dropped + 1] = in_force[word] and word or nil
   end

@@ -35,7 +35,7 @@ end
 local words = words_in(words)
 local limit = tonumber(words.limit)
 local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown')
-local queued, cooling = mark_of(known[2]), mark_of(known[3])
+local queued, cooling = mark_of(known[2]), mark_of(known[3], 'cooldown')
 local is_repeated = not is_marked and queued and queued.task_id == task_id
 
 local function refuse(holders)
@@ -54,7 +54,7 @@ if queued and queued.task_id ~= task_id then
       cooling = nil -- a new cool-down begins
     end
   elseif words.sent ~= 'over' then
-    return refuse(described_turns({queued}))
+    return refuse(described_calls({queued}))
   end
 end
 local places, held = {}, 0
@@ -71,8 +71,7 @@ end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
 elseif cooling and cooling.task_id ~= task_id and not words.sent then
-  cooling.word = 'cooldown'
-  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooling}))
+  return refuse(held > 0 and described(key, places, A_FEW) or described_calls({cooling}))
 end
 local sooner = 0
 if words.newest and older_until > 0 then

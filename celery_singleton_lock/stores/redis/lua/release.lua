@@ -7,8 +7,10 @@
 --                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
 -- @argument marker  the marker of the message of such a run.
 --
--- Returns  1 released | 0 lost before, another caller has the lock | 4 lost before, nobody has the lock. 2 more if the marker
---          was left. 8 more if nobody listens for the next 200 turns, so that more have to be called.
+-- Returns  1                      released; nothing else was in the lock.
+--          {lost, marked, short}  `taken` if the place was lost to another caller, `expired` if it was lost to nobody, or an
+--                                 empty text. 1 if the marker was left. 1 if nobody listens for the turns that were read,
+--                                 so that more have to be called.
 
 -- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -22,11 +24,9 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local RELEASED, TAKEN, GONE, MARKED, STOPPED_SHORT = 1, 0, 4, 2, 8
 local words = words_in(words)
-local known = redis.call('HMGET', key, 'places', 'first', 'last', 'front', 'w' .. token, 'next')
-local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3], known[4]), tonumber(known[5])
-local answer = redis.call('EXISTS', key) == 1 and TAKEN or GONE
+local lock = read_lock(key, token)
+local lost, marked, stopped_short = redis.call('EXISTS', key) == 1 and 'taken' or 'expired', 0, false
 
 local function leave_place(place)
   -- The grant lies in the future if this server's clock was set back: count from now, or the place stays taken longer.
@@ -35,7 +35,7 @@ local function leave_place(place)
     empty_place(key, place, token)
     return false
   end
-  -- Nobody has the new token, so nobody renews or releases the place.
+  -- No caller has the new token, so none renews or releases the place.
   redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
   expire_after(key, free_at - now)
@@ -44,38 +44,38 @@ end
 
 -- First, because a server out of memory refuses HSET as the first write of a script, and allows HDEL.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
-  leave_line(key, ticket, token)
-  answer = RELEASED
+  leave_line(key, lock.ticket, token)
+  lost = ''
 end
 
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
-for _, each in ipairs(read_places(key, highest)) do
+for _, each in ipairs(lock.places) do
   local is_mine = each.token == token and (not words.place or tonumber(words.place) == each.place)
   if is_mine then
     copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
     is_kept = leave_place(each.place)
-    answer = RELEASED
+    lost = ''
   end
   held = held + ((is_mine and is_kept or not is_mine and each.alive) and places_of(each.token) or 0)
   if each.token and (is_kept or not is_mine) then
     highest_left = each.place
   end
 end
-if highest > 1 and highest_left == 1 then
+if #lock.places > 1 and highest_left == 1 then
   redis.call('HDEL', key, 'places')
-elseif highest_left < highest then
+elseif highest_left < #lock.places then
   redis.call('HSET', key, 'places', highest_left)
 end
 
 -- If the place was lost, whether a copy has come was lost with it, so leave the marker.
-if marker and (answer ~= RELEASED or copy_has_come or words.is_due) then
+if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
-  answer = answer + MARKED
+  marked = 1
 end
-if line then
+if lock.line then
   -- A cool-down frees no place yet, but the first in line has to learn when it will.
-  answer = answer + (call_next(key, line, held, is_kept and 1 or 0) and STOPPED_SHORT or 0)
+  stopped_short = call_next(key, lock.line, held, is_kept and 1 or 0)
 end
-call_successor(key, successor_in(known[6]))
+call_successor(key, lock.successor)
 delete_if_idle(key)
-return answer
+return {lost, marked, stopped_short and 1 or 0}

@@ -4,7 +4,7 @@
 -- @argument task_id
 -- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
 --                      may still hold a place. `heeds`: a queued call goes before. Or, of a call that begins and gives way
---                      only to a newer one, fields of its `Claim`: `succeeds`, `supersedes_for`, `published`.
+--                      only to a newer one, fields of its `Claim`: `succeeds`, `published`.
 -- @argument task_name  the task's name if the lock has another one.
 --
 -- Returns  1                           the marks have ended, if there were any.
@@ -17,8 +17,10 @@
 -- @include successor
 -- @include queue
 local key, words = KEYS[1], words_in(words)
-local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places', 'first', 'last', 'front', 'w@' .. task_id)
-local successor, queued = successor_in(known[1]), mark_of(known[2])
+local lock = read_lock(key, '@' .. task_id)
+local successor, queued = lock.successor, lock.queued
+local is_queued = queued and queued.task_id == task_id
+local is_next = successor and successor.task_id == task_id
 
 local policy = words.succeeds
 if policy then
@@ -26,44 +28,42 @@ if policy then
   local this_call = {task_id = task_id, task_name = task_name or '', policy = policy, published = published, newest = 'queued'}
   local newer = newer_call(this_call, queued, successor)
   if newer then
-    return refused(newer.task_id, described_turns({newer}))
+    return refused(newer.task_id, described_calls({newer}))
   end
-  local older_until = queued and (queued.task_id == task_id and queued.supersedes or queued.deadline) or 0
+  local older_until = queued and (is_queued and queued.supersedes or queued.deadline) or 0
   if older_until > 0 then
-    this_call.deadline, this_call.supersedes = 0, math.max(older_until, now + words.supersedes_for * 1000)
+    this_call.deadline, this_call.supersedes = 0, older_until
     redis.call('HDEL', key, 'queued')
     set_successor(key, this_call)
   end
-elseif words.heeds and queued and queued.task_id ~= task_id then
-  return refused('', described_turns({queued}))
+elseif words.heeds and queued and not is_queued then
+  return refused('', described_calls({queued}))
 end
-if successor and successor.task_id == task_id and not policy then
+if is_next and not policy then
   if successor.policy == 'replace' then
-    let_holders_stay(key, read_places(key, tonumber(known[4] or 1)))
+    let_holders_stay(key, lock.places)
   end
   redis.call('HDEL', key, 'next')
 end
-local was_queued = task_id_of(known[2]) == task_id
-if was_queued then
+if is_queued then
   redis.call('HDEL', key, 'queued')
 end
-if words.ends_cooldown and task_id_of(known[3]) == task_id then
+if words.ends_cooldown and lock.cooldown and lock.cooldown.task_id == task_id then
   redis.call('HDEL', key, 'cooldown')
 end
 if words.call_ended then
-  note_end(key, tonumber(known[4] or 1), task_id)
+  note_end(key, lock.places, task_id)
 end
-if known[8] then
-  leave_line(key, known[8], '@' .. task_id)
+if lock.ticket then
+  leave_line(key, lock.ticket, '@' .. task_id)
 end
 -- The mark, the turn or the successor may have kept others out, so call the next.
-local line = line_in(known[5], known[6], known[7])
-if line and (known[8] or was_queued or successor and successor.task_id == task_id) then
+if lock.line and (lock.ticket or is_queued or is_next) then
   local held = 0
-  for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
+  for _, each in ipairs(lock.places) do
     held = held + (each.alive and places_of(each.token) or 0)
   end
-  call_next(key, line, held, 0)
+  call_next(key, lock.line, held, 0)
 end
 delete_if_idle(key)
 return 1

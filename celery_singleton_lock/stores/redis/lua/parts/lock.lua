@@ -1,7 +1,7 @@
 -- The places of a lock, the holders that have them, and the answer to a caller who gets none.
 local integer, words_in, expire_after, read_numbered, refused
 local read_places, grant_in, grant_of, set_deadline, places_of, is_on_hold, ask_to_stop, let_holders_stay, empty_place
-local described, described_turns, has_ended, note_end
+local described, described_calls, has_ended, note_end
 local A_FEW = 8 -- holders, or calls that go before, in an answer
 
 -- A number or a moment as fields and answers have it.
@@ -81,9 +81,9 @@ function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
 
-function note_end(key, highest, task_id)
+function note_end(key, places, task_id)
   redis.call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
-  for place, id in ipairs(read_numbered(key, '', 1, highest, ':i')) do
+  for place, id in ipairs(read_numbered(key, '', 1, #places, ':i')) do
     local grant = id == task_id and redis.call('HGET', key, place .. ':')
     if grant and not has_ended(grant) then
       redis.call('HSET', key, place .. ':', grant .. ' ended')
@@ -152,10 +152,10 @@ function empty_place(key, place, token)
   redis.call('HDEL', key, unpack(names))
 end
 
--- Holders are told as seven values each: place, token, deadline, grant, task id, hostname, task name.
+-- Holders are told as seven values each: place, token, deadline, grant, task id, hostname, task name and label.
 local function add_values(holders, values)
-  for _, value in ipairs(values) do
-    holders[#holders + 1] = value or ''
+  for i = 1, 7 do
+    holders[#holders + 1] = values[i] or ''
   end
 end
 
@@ -172,22 +172,28 @@ function described(key, places, most)
   end
   for i = 1, math.min(#alive, most) do
     local place = alive[i].place
-    add_values(holders, {place, alive[i].token, integer(alive[i].deadline)})
-    add_values(holders, redis.call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n'))
+    local facts = redis.call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
+    add_values(holders, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
   end
   return holders
 end
 
--- A few of the calls that go before, told as holders. Instead of a place they have the word for their state, and instead of
--- a grant their publication.
-function described_turns(turns)
-  local holders = {}
-  for i = 1, math.min(#turns, A_FEW) do
-    local each = turns[i]
-    local until_when, published = integer(math.max(each.deadline, now)), integer(each.published or 0)
-    add_values(holders, {each.word, each.token or '', until_when, published, each.task_id, '', ''})
+-- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a grant they
+-- have numbers: the publication; of a mark, for how many milliseconds before its end the call is due; of a turn, 1 if the
+-- turn is unheard, and the moment of its rank. Instead of a hostname they have the queue of the message.
+function described_calls(calls, most)
+  local rows = {}
+  for i = 1, math.min(#calls, most or A_FEW) do
+    local each = calls[i]
+    local numbers = {each.published or 0, each.due_for or 0, each.is_unheard and 1 or 0, each.rank or 0}
+    for number, value in ipairs(numbers) do
+      numbers[number] = integer(value)
+    end
+    local name = (each.task_name or '') .. (each.label and '\31' .. each.label or '')
+    local ends_at = integer(math.max(each.deadline, now))
+    add_values(rows, {each.word, each.token, ends_at, table.concat(numbers, ' '), each.task_id, each.queue, name})
   end
-  return holders
+  return rows
 end
 
 -- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. If

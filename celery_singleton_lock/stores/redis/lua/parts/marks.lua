@@ -2,26 +2,25 @@
 --   `queued`    the call that is unique in the queue.
 --   `cooldown`  the call whose publishing keeps the key in a cool-down.
 -- A mark is `<until> <task id>`, and has no effect after that moment. A '\31' follows before each of: the label; the queue
--- of the message, if its publisher knew it; and numbers, 0 if unknown. The numbers are the publication of the call; for how
--- many milliseconds before the end the call is due; until when calls may come whose place the call has taken; and the
--- publication of the first of those.
-local task_id_of, mark_of, set_mark, read_marker, write_marker
-local RESULT_GRACE = 5000000 -- a result that is not stored by then never will be: its process has died
-local SAMPLE = 10 -- fields that are searched for markers that are over
+-- of the message, if its publisher knew it; and four numbers, 0 if unknown:
+--   the publication of the call;
+--   how many milliseconds before the end of the mark the call is due;
+--   the moment until which calls may come whose place the call has taken;
+--   the publication of the first of those.
+local mark_of, set_mark, read_marker, write_marker
+local RESULT_GRACE = 5000000 -- time to store a result; after it, the process that had the result is dead
+local SAMPLE = 10 -- random fields to search
 
-function task_id_of(value)
-  return string.match(value or '', '^%d+ ([^\31]*)')
-end
-
-function mark_of(value)
-  local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
+function mark_of(value, word)
+  local deadline, task_id = string.match(value or '', '^(%d+) ([^\31]*)')
+  deadline = tonumber(deadline or 0)
   if deadline > now then
     local label, queue, published, due_for, supersedes, first =
       string.match(value, '\31([^\31]*)\31?([^\31]*)\31?(%d*),?(%d*),?(%d*),?(%d*)')
     return {
-      deadline = deadline, task_id = task_id_of(value), label = label, queue = queue, published = tonumber(published) or 0,
+      deadline = deadline, task_id = task_id, label = label, queue = queue, published = tonumber(published) or 0,
       due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0, first = tonumber(first) or 0,
-      word = 'queued',
+      word = word or 'queued', value = value,
     }
   end
 end
@@ -45,7 +44,7 @@ function read_marker(key, marker)
 end
 
 -- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
--- also search a few random fields for markers that are over: about a tenth of the markers in a hash is then over.
+-- search a few random fields for markers that are over. About a tenth of the markers in a hash is then over.
 function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

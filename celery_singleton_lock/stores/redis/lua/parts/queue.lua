@@ -1,6 +1,6 @@
 -- The line of a lock: turns, in the order of their ranks.
 --   `first`, `last`  the range of the tickets, if there are any.
---   `front`          where walks begin, if not at the first. Before it are only unheard turns.
+--   `front`          the ticket at which walks begin. Before it are only unheard turns.
 --   `q<ticket>`      a turn: the moment of its rank; its state, and since when, in milliseconds after the rank; its end, in
 --                    seconds after the rank; by how many microseconds it was published before the rank; limit; 1 if another
 --                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
@@ -9,30 +9,27 @@
 -- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn is among
 -- the next few, or that it is known now when a place will be free; its listener looks, or asks.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
--- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. Of
--- calls that are refused in one moment, one that was published earlier takes that moment and goes first. The message
--- carries its rank, and gets its place back if the store has lost the turn. leases/line.py has the table of the states.
+-- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. A
+-- call that was published earlier, but refused within the same two seconds, takes the rank of the call it goes before. The
+-- message carries its rank, and gets its place back if the store has lost the turn. leases/line.py has the table of the
+-- states.
 local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_turn, walk_line, begin_line_at, call_next
-local call_in_place_of_missed, is_later, keep_turn
+local set_range, keep_turn, read_lock
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
-local LONGEST_WALK = 200 -- tickets that one script reads
+local LONGEST_WALK = 100 -- tickets that one script reads, so that the script takes less than a millisecond
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
 local TIME_TO_COME = 3000000 -- the time that a called message has to come
 local MOST_CALLED = 16 -- turns that are called at once
-local AT_ONE_MOMENT = 20 -- turns that are compared with a newcomer that was published earlier
-local LONGEST_SEARCH = 100 -- tickets at each end of the line that are searched for the place of a rank
+local AT_ONE_MOMENT = 20 -- last tickets, searched for the place of a newcomer
+local LONGEST_SEARCH = 100 -- tickets at each end of the line, searched for the place of a rank
 local TIDIED_AT_ONCE = 20
 local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
--- Turns that were called and have not come. Their worker has no free process, or is paused, and may have the turns behind
--- them too. So twice as many are called in their place, and the first that comes is granted.
+-- How many turns were called and have not come. Their worker has no free process, or is paused, and may have the turns
+-- behind them too. So twice as many are called in their place, and the first that comes is granted.
 local missed = 0
-
-local function in_place_of_missed()
-  return math.min(2 * missed, MOST_CALLED)
-end
 
 -- The line of these fields; nil if nobody waits.
 function line_in(first, last, front)
@@ -62,6 +59,10 @@ function goes_before(turn, other)
     return turn.published < other.published
   end
   return turn.token < other.token
+end
+
+function set_range(key, line)
+  redis.call('HSET', key, 'first', line.first, 'last', line.last, 'front', line.front)
 end
 
 local function set_ticket(key, ticket, turn)
@@ -114,10 +115,11 @@ function call_turn(key, ticket, turn)
   return false
 end
 
--- Visit the turns from a ticket on, in order, until `visit` says `enough`. Turns that are over are removed, so each costs
--- only one visit. The walk gives up after a number of tickets, of which as many are behind the front. Returns the first
--- ticket that is not unheard, or the one at which to go on; the first that is unheard; and whether the walk gave up before
--- it met a turn that is not unheard, so that somebody has to go on.
+-- Visit the turns from a ticket on, in order, until `visit` says `enough`. A turn that is over is removed. A walk reads
+-- `LONGEST_WALK` tickets, or twice as many if it begins before the front. Returns three values:
+--   the first ticket whose turn is not unheard, or the ticket at which the next walk begins;
+--   the first ticket whose turn is unheard, or nil;
+--   true if the walk stopped short: it met unheard turns only, and more turns follow.
 function walk_line(key, line, from, last, visit)
   local front, unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
@@ -169,17 +171,13 @@ function begin_line_at(key, line, front, unheard)
   if first == before then
     first = math.min(unheard or front, front)
   end
+  local is_moved = first > line.first or front > before
+  line.first, line.front = first, front
   if first > line.last then
     redis.call('HDEL', key, 'first', 'last', 'front')
-  elseif first > line.first or front > before then
-    redis.call('HSET', key, 'first', first)
-    if front > first then
-      redis.call('HSET', key, 'front', front)
-    else
-      redis.call('HDEL', key, 'front')
-    end
+  elseif is_moved then
+    set_range(key, line)
   end
-  line.first, line.front = first, front
   for ticket = math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last) do
     local turn = turn_in(redis.call('HGET', key, 'q' .. ticket))
     if turn then
@@ -198,7 +196,7 @@ function call_next(key, line, held, least)
       return
     end
     local free = turn.limit - held
-    local has_place = called < (free > 0 and math.max(free, in_place_of_missed()) or free)
+    local has_place = called < (free > 0 and math.max(free, math.min(2 * missed, MOST_CALLED)) or free)
     if not has_place and called >= least then
       return 'enough'
     elseif not has_place then
@@ -210,16 +208,6 @@ function call_next(key, line, held, least)
   end)
   begin_line_at(key, line, front, unheard)
   return stopped_short
-end
-
-function call_in_place_of_missed(key, line)
-  local called = 0
-  walk_line(key, line, line.front, line.last, function(turn, ticket)
-    if called >= in_place_of_missed() then
-      return 'enough'
-    end
-    called = called + (turn.state ~= UNHEARD and call_turn(key, ticket, turn) and 1 or 0)
-  end)
 end
 
 -- The turns between two tickets. A turn that is over leaves, and makes room.
@@ -237,7 +225,7 @@ local function turns_between(key, start, stop)
 end
 
 -- Whether a newcomer was published later than another turn, or refused more than a moment later.
-function is_later(turn, other)
+local function is_later(turn, other)
   return turn.published >= other.published or other.rank <= now - ON_ITS_WAY
 end
 
@@ -321,12 +309,19 @@ function keep_turn(key, line, turn, ticket, own)
       ticket = insert_turn(key, line, turn)
     end
   end
-  redis.call('HSET', key, 'first', line.first, 'last', line.last)
-  if line.front > line.first then
-    redis.call('HSET', key, 'front', line.front)
-  else
-    redis.call('HDEL', key, 'front')
-  end
+  set_range(key, line)
   expire_after(key, turn.deadline - now)
   return line, ticket, turn.rank
+end
+
+-- What is in a lock, and the ticket of one turn.
+function read_lock(key, who)
+  local known = redis.call(
+    'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
+  )
+  return {
+    fence = known[1], places = read_places(key, tonumber(known[2] or 1)), line = line_in(known[3], known[4], known[5]),
+    successor = successor_in(known[6]), queued = mark_of(known[7]), cooldown = mark_of(known[8], 'cooldown'),
+    ticket = tonumber(known[9]), is_empty = not (known[1] or known[3] or known[6] or known[7] or known[8]),
+  }
 end
