@@ -1,6 +1,5 @@
 """Locks in a cluster: each lock at the server that has its slot."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,10 +9,9 @@ from redis import Connection, ConnectionPool, SSLConnection, exceptions
 from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
-from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.connection import Address, Call, Command, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -26,8 +24,6 @@ _PATIENCE = 0.5
 _PAUSE = 0.25
 # Before 6.0, only this parser of redis-py makes MOVED and ASK errors of their own.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
-
-Node = tuple[str, int]
 
 
 class NodeConnections(Connections):
@@ -73,9 +69,9 @@ class Cluster(NodeConnections):
         super().__init__(settled(partial(ConnectionPool, kind), {**said, **rest, **_PARSER}, address), address)
 
     def _begin(self) -> None:
-        self._nodes: dict[Node, NodeConnections] = {}
+        self._nodes: dict[Address, NodeConnections] = {}
         self._order = list(self._seeds)
-        self._owners: list[Node | None] = []
+        self._owners: list[Address | None] = []
         self._learned_at = float("-inf")
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
@@ -95,7 +91,7 @@ class Cluster(NodeConnections):
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
         """Run the calls in one round trip to each server that has keys of them."""
         replies: list[Any] = [None] * len(calls)
-        groups: dict[Node, list[int]] = {}
+        groups: dict[Address, list[int]] = {}
         for number, (keys, _) in enumerate(calls):
             groups.setdefault(self.owner_of(keys[0], until), []).append(number)
         for node, group in groups.items():
@@ -123,7 +119,7 @@ class Cluster(NodeConnections):
         for each in list(self._nodes.values()):
             each.close()
 
-    def at(self, node: Node) -> NodeConnections:
+    def at(self, node: Address) -> NodeConnections:
         found = self._nodes.get(node)
         if found is None:
             host, port = node
@@ -132,11 +128,11 @@ class Cluster(NodeConnections):
             found = self._nodes.setdefault(node, NodeConnections(pool, where(node), f"{self.address} ({where(node)})"))
         return found
 
-    def known_owner(self, key: str) -> Node | None:
+    def known_owner(self, key: str) -> Address | None:
         """The server that has *key*, without asking the cluster; None if it is not known."""
         return self._owners[key_slot(key.encode())] if self._owners else None
 
-    def owner_of(self, key: str, until: float) -> Node:
+    def owner_of(self, key: str, until: float) -> Address:
         """The server that has *key*. The cluster is asked if the owner is unknown or in doubt.
 
         Raises:
@@ -159,7 +155,7 @@ class Cluster(NodeConnections):
             )
         return node
 
-    def _redirected(self, node: Node, redirect: exceptions.AskError) -> Node:
+    def _redirected(self, node: Address, redirect: exceptions.AskError) -> Address:
         if isinstance(redirect, exceptions.MovedError):
             # Let the next call about any key there ask the cluster, because other slots may have moved too.
             self.at(node).is_doubted = True
@@ -185,8 +181,8 @@ class Cluster(NodeConnections):
             answers[where(node)] = NotUsable("it knows of no server that has slots")
         else:
             raise none_of("no server of the cluster says who has which slot", answers)
-        owners: list[Node | None] = [None] * _SLOTS
-        known = set[Node]()
+        owners: list[Address | None] = [None] * _SLOTS
+        known = set[Address]()
         for start, end, *servers in rows:
             nodes = [self._reached(node[0] if host in (None, "", "?") else host, port) for host, port, *_ in servers]
             owners[start : end + 1] = [nodes[0]] * (end + 1 - start)
@@ -197,13 +193,10 @@ class Cluster(NodeConnections):
         before = self._owners
         self._owners = owners
         for gone in set(_masters_in(before)).difference(_masters_in(owners)):
-            after = owners[before.index(gone)]
-            text = "this process uses the new master from now on"
-            servers = {"master": where(after) if after else None, "before": where(gone)}
-            log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
+            self.tell_of_move(gone, owners[before.index(gone)])
             self.at(gone).close()
 
-    def _reached(self, host: str, port: int) -> Node:
+    def _reached(self, host: str, port: int) -> Address:
         try:
             reached_host, reached_port = self._remap((host, int(port)))
         except Exception as error:
@@ -212,7 +205,7 @@ class Cluster(NodeConnections):
         return reached_host, reached_port
 
 
-def _masters_in(owners: Sequence[Node | None]) -> list[Node]:
+def _masters_in(owners: Sequence[Address | None]) -> list[Address]:
     return sorted({node for node in owners if node is not None})
 
 

@@ -1,6 +1,7 @@
 """Connections of redis-py, on which each request is bounded and waits for no other."""
 
 import inspect
+import logging
 import re
 import ssl
 import threading
@@ -18,6 +19,7 @@ from redis.connection import AbstractConnection, parse_url
 from redis.retry import Retry
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, is_elsewhere, not_connected
 from celery_singleton_lock.stores.redis.encoding import Script
@@ -47,6 +49,7 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
 
+Address = tuple[str, int]
 Command = tuple[str, ...]
 Call = tuple[Sequence[str], Sequence[str]]
 """Keys and arguments of a script."""
@@ -214,6 +217,11 @@ class Connections:
     def to_masters(self, until: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]
 
+    def tell_of_move(self, before: Address, after: Address | None) -> None:
+        text = "this process uses the new master from now on"
+        servers = {"master": where(after) if after else None, "before": where(before)}
+        log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
+
     def close_spare(self) -> None:
         """Close one idle connection if there are two: threads that ask at once open one each, and few need it again."""
         if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
@@ -309,9 +317,9 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
     arguments["credential_provider"] = _Provider(provider)
 
 
-def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
     """The hosts and ports in *url*, between semicolons, and its other arguments, of which the first value counts."""
-    hosts = list[tuple[str, int]]()
+    hosts = list[Address]()
     said = dict[str, Any]()
     try:
         for part in filter(None, map(str.strip, url.split(";"))):
@@ -333,8 +341,8 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple
     return list(dict.fromkeys(hosts)), said
 
 
-def where(node: tuple[str, int]) -> str:
-    host, port = node
+def where(server: Address) -> str:
+    host, port = server
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -225,7 +225,7 @@ def _holder(
         published, due_for, is_unheard, rank = _numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Of a successor alone, the store knows the task's name.
+        # The store knows the task's name of a successor alone.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD

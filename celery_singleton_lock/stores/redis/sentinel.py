@@ -1,7 +1,6 @@
 """Connections to whichever server Sentinel calls the master."""
 
 import _thread
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,10 +9,18 @@ from redis import exceptions
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, advice_about, none_of, not_connected
-from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
+from celery_singleton_lock.stores.redis.connection import (
+    OURS,
+    Address,
+    Command,
+    Connections,
+    hosts_of,
+    settle,
+    settled,
+    where,
+)
 
 _PORT = 26379
 _EXAMPLE = "sentinel://host:port;host:port/database?master_name=name"
@@ -29,8 +36,6 @@ _PATIENCE = 0.5
 # Seconds between two looks for another master. Sentinel demotes a former master only after ten seconds, and until then
 # writes to it seem to work and are lost.
 _LOOK_AGAIN = 1.0
-
-Address = tuple[str, int]
 
 
 class AllSentinels(Sentinel):
@@ -150,9 +155,7 @@ class SentinelConnections(Connections):
             self.pool.get_master_address()
 
     def _moved(self, before: Address, after: Address) -> None:
-        text = "this process uses the new master from now on"
-        servers = {"master": where(after), "before": where(before)}
-        log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
+        self.tell_of_move(before, after)
         self.close()
 
 

@@ -166,8 +166,7 @@ end
 -- for a later successor: the successor heeds the queued mark, and both would wait for each other. A call does not wait for a
 -- successor that ends in its favour: if such calls come faster than the successor asks again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
-local has_turn = is_here or ticket
-if its_relation == 'stranger' and not is_queued and not has_turn then
+if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
 end
 if queued and not is_queued and heeds then

@@ -178,9 +178,9 @@ function described(key, places, most)
   return holders
 end
 
--- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a grant they
--- have numbers: the publication; of a mark, for how many milliseconds before its end the call is due; of a turn, 1 if the
--- turn is unheard, and the moment of its rank. Instead of a hostname they have the queue of the message.
+-- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a hostname
+-- they have the queue of the message. Instead of a grant they have four numbers. The first is the publication. A mark tells
+-- for how many milliseconds before its end the call is due. A turn tells 1 if it is unheard, and the moment of its rank.
 function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

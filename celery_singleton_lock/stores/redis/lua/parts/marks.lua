@@ -1,12 +1,13 @@
 -- The marks of calls that hold nothing:
 --   `queued`    the call that is unique in the queue.
 --   `cooldown`  the call whose publishing keeps the key in a cool-down.
--- A mark is `<until> <task id>`, and has no effect after that moment. A '\31' follows before each of: the label; the queue
--- of the message, if its publisher knew it; and four numbers, 0 if unknown:
---   the publication of the call;
---   how many milliseconds before the end of the mark the call is due;
---   the moment until which calls may come whose place the call has taken;
---   the publication of the first of those.
+-- A mark is `<until> <task id>`, and has no effect after that moment. Three parts may follow, each after a '\31': the label,
+-- the queue of the message, and four numbers, which are 0 if unknown. The numbers:
+--
+--   the publication of the call
+--   how many milliseconds before the end of the mark the call is due
+--   until when calls may come whose place the call has taken
+--   the publication of the first of those
 local mark_of, set_mark, read_marker, write_marker
 local RESULT_GRACE = 5000000 -- time to store a result; after it, the process that had the result is dead
 local SAMPLE = 10 -- random fields to search

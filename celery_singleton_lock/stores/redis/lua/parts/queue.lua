@@ -17,13 +17,12 @@ local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_tur
 local set_range, keep_turn, read_lock
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
-local LONGEST_WALK = 100 -- tickets that one script reads, so that the script takes less than a millisecond
+local LONGEST_WALK = 80 -- tickets that one script reads at one place, so that it takes less than a millisecond
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
 local TIME_TO_COME = 3000000 -- the time that a called message has to come
 local MOST_CALLED = 16 -- turns that are called at once
 local AT_ONE_MOMENT = 20 -- last tickets, searched for the place of a newcomer
-local LONGEST_SEARCH = 100 -- tickets at each end of the line, searched for the place of a rank
 local TIDIED_AT_ONCE = 20
 local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
@@ -117,9 +116,10 @@ end
 
 -- Visit the turns from a ticket on, in order, until `visit` says `enough`. A turn that is over is removed. A walk reads
 -- `LONGEST_WALK` tickets, or twice as many if it begins before the front. Returns three values:
---   the first ticket whose turn is not unheard, or the ticket at which the next walk begins;
---   the first ticket whose turn is unheard, or nil;
---   true if the walk stopped short: it met unheard turns only, and more turns follow.
+--
+--   the first ticket whose turn is not unheard, or the ticket at which the next walk begins
+--   the first ticket whose turn is unheard, or nil
+--   true if the walk stopped short, because it met unheard turns only, and more follow
 function walk_line(key, line, from, last, visit)
   local front, unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
@@ -247,7 +247,7 @@ end
 -- come back among the first. The others move up to the next void ticket, or to the end.
 local function insert_turn(key, line, turn)
   local is_newcomer, step, ticket = not turn.rank, 1, nil
-  local start = math.max(line.first, line.last - (is_newcomer and AT_ONE_MOMENT or LONGEST_SEARCH) + 1)
+  local start = math.max(line.first, line.last - (is_newcomer and AT_ONE_MOMENT or LONGEST_WALK) + 1)
   local turns = turns_between(key, start, line.last)
   turn.rank = turn.rank or rank_of_newcomer(turns, line, turn)
   for each = line.last, start, -1 do
@@ -259,7 +259,7 @@ local function insert_turn(key, line, turn)
   if not ticket and is_newcomer then
     ticket = start
   elseif not ticket then
-    local stop = math.min(line.last, line.first + LONGEST_SEARCH - 1)
+    local stop = math.min(line.last, line.first + LONGEST_WALK - 1)
     step, turns, ticket = -1, turns_between(key, line.first, stop), stop
     for each = line.first, stop do
       if turns[each] and goes_before(turn, turns[each]) then
@@ -314,7 +314,7 @@ function keep_turn(key, line, turn, ticket, own)
   return line, ticket, turn.rank
 end
 
--- What is in a lock, and the ticket of one turn.
+-- Read all of a lock but its facts and its turns, and the ticket of one turn.
 function read_lock(key, who)
   local known = redis.call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
