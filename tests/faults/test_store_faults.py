@@ -83,20 +83,6 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
         assert time.monotonic() - began < seconds + SLACK
 
 
-def test_in_a_black_hole_the_loss_is_told_at_the_deadline_and_the_release_does_not_block(
-    own: Server, proxy: Proxy, reasons: list[str]
-) -> None:
-    with held(proxy.url) as (lock, lease):
-        proxy.black_hole()
-
-        is_told_in_time(lease)
-        until(lambda: "unreachable" in reasons, "the signal tells why")
-        within(2.0, lock.release)
-        with pytest.raises(StoreError):
-            within(5.0, lock.acquire)
-        assert is_free_within_ttl(own) > lease.fence
-
-
 def test_a_store_that_is_silent_is_not_taken_for_a_process_that_got_no_time(
     own: Server, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -110,13 +96,6 @@ def test_a_store_that_is_silent_is_not_taken_for_a_process_that_got_no_time(
     assert "lock.late" not in caplog.text
     # It was released by then.
     assert "lock.renewal_failed" not in caplog.text
-
-
-def test_a_storm_of_resets_costs_nothing(own: Server, proxy: Proxy) -> None:
-    with held(proxy.url) as (_, lease):
-        for _ in range(5):
-            proxy.cut()
-            is_renewed(lease)
 
 
 def test_a_release_that_got_no_answer_is_repeated_in_the_background(own: Server, proxy: Proxy) -> None:
@@ -140,29 +119,6 @@ def test_a_restart_with_its_data_costs_nothing() -> None:
             assert Lock("stock", url=server.url).acquire(blocking=False) is None
     finally:
         server.close()
-
-
-def test_a_restart_without_data_is_told_and_the_fence_grows(own: Server, reasons: list[str]) -> None:
-    with held(own.url) as (_, lease):
-        own.stop()
-        own.start()
-
-        is_told_in_time(lease)
-        until(lambda: "expired" in reasons, "the signal tells why")
-        assert is_free_within_ttl(own) > lease.fence
-
-
-def test_with_its_memory_full_the_server_renews_and_releases_but_grants_nothing(own: Server) -> None:
-    with held(own.url) as (lock, lease), own.client() as client:
-        client.config_set("maxmemory-policy", "noeviction")
-        client.config_set("maxmemory", 1)
-
-        is_renewed(lease)
-        with pytest.raises(StoreError, match="memory"):
-            within(5.0, Lock("other", url=own.url).acquire)
-        lock.release()
-        client.config_set("maxmemory", 0)
-        assert is_free_within_ttl(own) > lease.fence
 
 
 def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server, reasons: list[str]) -> None:
