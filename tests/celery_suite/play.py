@@ -39,7 +39,7 @@ BOUND = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one test, or of one part of it."""
+    """How one test, or a part of a test, has ended."""
 
     test: str
     outcome: str
@@ -47,11 +47,11 @@ class Outcome:
 
 
 Outcomes = dict[str, list[Outcome]]
-"""By their tests; a test has several if it has parts."""
+"""Test names with their outcomes: several if the test has parts."""
 
 
 def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float) -> tuple[Outcomes, Outcomes]:
-    """What comes of Celery's tests without the lock, and with it, both at the same time."""
+    """The outcomes of Celery's tests without the lock and with it, played at the same time."""
     fetch()
     with ThreadPoolExecutor(2) as pool:
         sides = [pool.submit(_play, only, without, seconds, locked=locked) for locked in (False, True)]

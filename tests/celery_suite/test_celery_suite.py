@@ -8,7 +8,7 @@ from tests.celery_suite.exceptions import DIFFERENT, LEFT_OUT
 from tests.celery_suite.play import play_both
 from tests.servers import missing
 
-# Of each kind something, and nothing that takes long.
+# Something of each kind, and nothing that takes long.
 PART = (
     *DIFFERENT,
     "test_tasks.py::test_class_based_tasks",
@@ -37,7 +37,7 @@ PART = (
 
 @pytest.fixture
 def requirements() -> None:
-    """What Celery's tests import."""
+    """Skip without the packages that Celery's tests import."""
     for name in ("pydantic", "pytest_timeout"):
         if find_spec(name) is None:
             missing(f"{name} is not installed")

@@ -17,14 +17,14 @@ from celery_singleton_lock import SingletonTask
 from tests.combinations.program import TTL, VISIBILITY
 from tests.runs.record import Recorded, body, record, work
 
-# Of all keys; a program's own are told apart by their arguments.
+# All tasks share this name, so the keys of programs differ by their arguments alone.
 LOCK = "combined"
 # A call of it is on the next key.
 OTHER = " other"
 
 
 class AgainError(Exception):
-    """What Celery is to retry."""
+    """Celery retries this error."""
 
 
 class RefusedError(Exception):
@@ -76,7 +76,6 @@ def end(task: Any, ending: str) -> None:
 
 
 def _is_first(task_id: str) -> bool:
-    """Nobody has asked this for the call before."""
     try:
         Path(f"{os.environ['TEST_RECORD']}.{task_id}").touch(exist_ok=False)
     except FileExistsError:
@@ -85,12 +84,12 @@ def _is_first(task_id: str) -> bool:
 
 
 def name_of(task: Mapping[str, Any]) -> str:
-    """The same for the same options."""
+    """Equal options give equal names."""
     return "combined." + "-".join(str(value) for value in task.values())
 
 
 def key_by_code(key: str, number: int = 0, script: Mapping[str, Any] | None = None) -> str:
-    """The key that a worker would make of the message is another than that of the call."""
+    """A worker would make another key of the message than the publisher made of the call."""
     return key if script is None or isinstance(script["sent"], tuple) else f"{key} of a message"
 
 

@@ -1,4 +1,4 @@
-"""What has to be true of a program that has been played, whatever it combines: a function without side effects."""
+"""The rules for a program that has been played, each a function without side effects."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 
-# Of a body that has come to its own end, and of one that went on from there as another attempt.
+# Outcomes of a body that has come to its own end, and of a body that is followed by another attempt.
 _COMPLETED = ("returned", "ValueError")
 _HANDED_ON = ("AgainError", "Retry", "Ignore", "Reject")
 _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
@@ -35,7 +35,6 @@ _ERRORS = {
 
 
 def check(history: History) -> list[Finding]:
-    """What is wrong with it."""
     known = read(history)
     return [Finding(rule.__name__.replace("_", " "), what) for rule in RULES for what in rule(known)]
 
@@ -181,7 +180,7 @@ def who_is_superseded_is_run_for(known: Known) -> Iterator[str]:
 
 
 def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
-    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs."""
+    """If two calls of a task with `rerun` or `replace` wait at once, the one that was published last runs."""
     if known.program.limit > 1 or known.program.mode == "until_executing":
         return
     plain = [answer for answer in known.history.answers if _waits_for_its_turn(known, answer)]
@@ -197,7 +196,7 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
 
 
 def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
-    """It is a message that has run, and nothing has cut it short before."""
+    """The message has run, and nothing has cut it short."""
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
     is_plain = call.place == "single" and call.route != "send_task" and call.retries == "none" and not call.other
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
@@ -240,7 +239,7 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     completed = [body for body in known.bodies if body.body in (*_COMPLETED, *_HANDED_ON)]
     told = Counter((body.task_id, body.attempt, body.key) for body in completed)
     for (task_id, attempt, key), times in told.items():
-        # A replacement begins to count its attempts anew.
+        # A replacement counts its attempts from 0 again.
         if times > 1 + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
 
@@ -314,7 +313,7 @@ def waits_for_celery(known: Known, answer: Answer) -> bool:
 
 
 def _is_left_by_celery(known: Known, answer: Answer) -> bool:
-    """What `factors.py` leaves out of the steps that fail by their ending: who is refused fails as well."""
+    """`factors.py` leaves out canvases whose step fails by its ending; a refused step fails as well."""
     place = known.calls[answer.call].place
     is_ignored = known.program.tasks[known.calls[answer.call].task]["ignore"]
     waits = place == "before a group" or (is_ignored and place in ("first of a chain", "middle of a chain"))
@@ -323,7 +322,7 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
 
 def may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
-    # Who joins fails as another does.
+    # A call that joins fails as the joined call does.
     call, policy = known.calls[answer.call], task["policy"]
     endings = {call.ending for call in known.calls} if policy == "join" else {call.ending}
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
@@ -372,7 +371,7 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
 
 
 def _is_plain(call: Call) -> bool:
-    """It is sent as most are, and nothing cuts it short."""
+    """The call is sent as most are, and nothing cuts it short."""
     stopped = _is_cut_short(call) or call.retries == "other arguments" or call.other
     return call.place == "single" and call.route == "delay" and not stopped
 

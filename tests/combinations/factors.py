@@ -1,4 +1,4 @@
-"""What is combined: the factors with their values, which combinations are left out and why, and rows drawn of them."""
+"""The factors with their values, which combinations are left out and why, and rows drawn of them."""
 
 import random
 from collections.abc import Callable, Iterable, Mapping

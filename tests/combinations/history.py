@@ -1,4 +1,4 @@
-"""What is known of a program that has been played, as the rules look at it."""
+"""The facts about a program that has been played, as the rules read them."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tests.runs.rules import Run
 
 @dataclass(frozen=True)
 class Answer:
-    """What the sender of a call has got."""
+    """The result of a call, as its sender reads it."""
 
     call: int
     task_id: str = ""
@@ -50,7 +50,7 @@ class Refused:
 
 @dataclass
 class Known:
-    """What the rules look at."""
+    """The facts that the rules read."""
 
     history: History
     bodies: list[Run]

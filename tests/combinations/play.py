@@ -37,7 +37,7 @@ _QUIET = 2.0
 _LONGEST_LEFT = 2 * TTL + 8
 _LIMITS = {"soft limit": {"soft_time_limit": 1}, "hard limit": {"time_limit": 1}}
 _STEP = 0.1
-# What Redis says of a key without an expiry.
+# The TTL that Redis tells of a key without an expiry.
 _FOR_EVER = -1
 # Microseconds since the epoch; numbers below count something else.
 _A_MOMENT = 1e15
@@ -116,7 +116,7 @@ class Part:
             self._strike(call, result)
 
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
-        """The call's own result, and that of its canvas, if there is one."""
+        """The result of the call, and the result of its canvas, if there is one."""
         app, task = self._stage.app, self._task(call)
         key = self.key + OTHER if call.other else self.key
         args = (key, call.number, self._script(call))
@@ -132,7 +132,7 @@ class Part:
         return _find(canvas, own.options["task_id"]) or app.AsyncResult(own.options["task_id"]), canvas
 
     def _script(self, call: Call) -> dict[str, Any]:
-        """What its body is to do; where it is pickled, with something that nothing else can carry."""
+        """The script of the body; if the call is pickled, with a value that only pickle can carry."""
         # Celery's own retries, and its canvases, do not keep the serialiser.
         kept = call.place == "single" and call.retries == "none" and not self.program.tasks[call.task]["autoretry"]
         return {**call.script, "only": 1j} if call.serializer == "pickle" and kept else call.script
@@ -229,14 +229,14 @@ class Part:
         return [self.key + number * OTHER for number in range(_MOST_KEYS)]
 
     def _keys(self) -> list[str]:
-        """Of this program in the store of locks, whatever they are, with what is in them."""
+        """The keys of this program in the store of locks, of any kind, with their contents."""
         tags = [key[key.index("{") :] for key in self._lock_keys()]
         keys = self._stage.locks.scan_iter("singleton:*", count=1000)
         own = [key for key in keys if any(tag in key for tag in tags)]
         return [f"{key}: {told}" for key in own if (told := self._held(key))]
 
     def _held(self, key: str) -> dict[str, str] | str:
-        """What is in a lock and still means something; a key that never expires is told as a whole."""
+        """The fields of a lock that still count; a key that never expires is reported as such."""
         if self._stage.locks.ttl(key) == _FOR_EVER:
             return "it does not expire"
         fields = self._stage.locks.hgetall(key)
@@ -255,7 +255,7 @@ class Part:
         return {answer.task_id for answer in self.answers.values()}
 
     def events(self) -> list[Event]:
-        """Those of this program, once all of it is sent: only what is new is looked through."""
+        """The events of this program, once all of it is sent; a call reads only the new ones."""
         ids, labels = self._ids(), self._labels()
         unread = self._stage.watch.events[self._read :]
         self._read += len(unread)
@@ -268,7 +268,7 @@ class Part:
 
 
 def _is_fact(name: str) -> bool:
-    """Of a field of a lock: it says something about a fence, a place or an ended message, and holds nothing itself."""
+    """The field of a lock is about a fence, a place or an ended message, and holds nothing itself."""
     return name in ("fence", "places") or name.startswith("done:") or name[0].isdigit()
 
 
@@ -322,7 +322,7 @@ def is_over(task_id: str, events: Sequence[Event]) -> bool:
         elif event.name == "ended":
             over = over or event.facts["outcome"] not in ("Retry", "Ignore")
         elif event.name == "conflict":
-            # Who is refused by an error may try again, and notes its end.
+            # A call that is refused by an error may try again, and records its end.
             over = over or event.facts["outcome"] in ("skipped", "superseded")
         elif event.name == "leave":
             over = over or event.facts["outcome"] in ("returned", "Ignore")

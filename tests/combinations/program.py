@@ -15,9 +15,9 @@ MOST_CALLS = 5
 # Programs that are played on one stage at a time; one slot serves few.
 HANDFUL = 12
 HANDFUL_OF_SOLO = 4
-# Of the other calls, so many are as special as those of another row.
+# The share of the other calls that are as special as those of another row.
 SHARE_OF_SPECIAL = 0.35
-# Of the calls beside a retry with other arguments, so many are on its key from the beginning.
+# The share of the calls beside a retry with other arguments that are on its key from the beginning.
 SHARE_OF_OTHERS = 0.5
 _PAUSES = (0.0, 0.1, 0.4, 0.9, 1.6)
 _WORK = (0.1, 0.5, 1.2, 2.5)
@@ -41,13 +41,13 @@ class Call:
 
     @property
     def script(self) -> dict[str, Any]:
-        """What the body is to do, and a tuple, which a serialiser turns into a list."""
+        """Instructions for the body, and a tuple, which a serialiser turns into a list."""
         return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending, "sent": ()}
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is played: the factors of its stage, what its tasks declare, and its calls."""
+    """The factors of a stage, the options of the tasks, and the calls."""
 
     stage: dict[str, Any]
     tasks: tuple[dict[str, Any], ...]
@@ -78,7 +78,7 @@ class Program:
 
 
 def tasks_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
-    """What their tasks declare, each once."""
+    """The options of all their tasks, each once."""
     return list({json.dumps(task): task for program in programs for task in program.tasks}.values())
 
 

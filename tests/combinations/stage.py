@@ -20,7 +20,7 @@ from tests.runs.watch import Watch
 from tests.servers import Server
 from tests.workers import Worker
 
-# Slots of each worker. Of the solo pool there is one worker, so that there is one slot.
+# Slots of each worker. The solo pool has one worker, so that there is one slot.
 _SLOTS = {"prefork": (5, 5), "threads": (8, 8), "gevent": (12, 12), "eventlet": (12, 12), "solo": (1,)}
 _GOODBYE = 8.0
 # In a line of a worker's log.
@@ -29,8 +29,8 @@ _TROUBLES = ("CRITICAL", "Unrecoverable", "Signal handler")
 # the pipe. Celery's main process reads the rest as another message and dies of it, by an error that no whole message
 # causes.
 _HALF_A_MESSAGE = re.compile(r"Unrecoverable error: (UnpicklingError|UnicodeDecodeError|EOFError)\(")
-# A signal that raises in a pool process while this publishes makes kombu close its connection, of which half an answer
-# may have been read: amqp then waits for ever for the rest. From within outwards, as a process tells where it is.
+# A signal that raises in a pool process while it publishes makes kombu close its connection. If half an answer had been
+# read, amqp waits for ever for the rest. The frames are in the order of faulthandler: the innermost first.
 _HUNG_IN_AMQP = re.compile(
     r"^Current thread .*\n(  File .*/(amqp|kombu)/.*\n)+  File .*/kombu/resource\.py\", line \d+ in replace$",
     re.MULTILINE,
@@ -85,7 +85,7 @@ class Stage:
         return f"combinations{self._number}"
 
     def key(self, number: int) -> str:
-        """That of a program, which no other stage has: what is left there is nobody else's trouble."""
+        """The key of a program; no other stage uses it, so leftovers harm nobody else."""
         return f"stage {self._number} program {number}"
 
     def __enter__(self) -> Self:
@@ -104,7 +104,7 @@ class Stage:
             self.app: Celery = make_app(self._setting())
             self._stack.callback(self.app.close)
             if self.facts["results"] == "database":
-                # Before 5.5 Celery makes its tables when they are first asked for, and who asks meanwhile fails.
+                # Before 5.5 Celery makes its tables at the first query, and concurrent queries fail.
                 # With a manager of its own, for the one that all backends share makes the tables of one database only.
                 self.app.backend.ResultSession(SessionManager()).close()
             self._start()
@@ -130,7 +130,7 @@ class Stage:
         return found
 
     def why_void(self) -> str:
-        """What Celery has done by itself, so that nothing seen here is about the lock; empty if there is nothing."""
+        """A fault of Celery's own that makes the findings of this stage worthless; empty if there is none."""
         logs = [worker.log() for worker in self._workers]
         if any(map(is_half_a_message, logs)):
             return "Celery's main process has died of half a message"

@@ -1,11 +1,11 @@
-"""What was found once stays mended, and some minutes of combinations from a fixed seed break no promise."""
+"""The programs that found a fault once, and some minutes of a fixed seed, break no promise."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-# Of the fixed seed; no further stage is begun after so many seconds, and the last ones may take a minute.
+# For the fixed seed. No further stage is begun after SECONDS, and the last ones may take a minute.
 PROGRAMS, SECONDS = 160, 90
 # So many are played even on a slow machine.
 AT_LEAST = 40

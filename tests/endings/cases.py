@@ -63,7 +63,7 @@ class Ending:
     env: Mapping[str, str] = field(default_factory=dict)
 
     def cell(self, column: str) -> str:
-        """What is promised on that pool; anything that is no bound is the reason why it cannot happen."""
+        """The bound that is promised on that pool, or the reason why the ending cannot happen there."""
         return self.elsewhere.get(column, self.promised)
 
 
@@ -84,7 +84,7 @@ ENDINGS = (
     Ending("it is replaced", how="be replaced"),
     Ending("it raises `SystemExit`", how="exit", alone=True),
     Ending("it raises `MemoryError`", how="run out of memory", alone=True),
-    # Of a machine that stands still for a second, the limit would strike before the body has begun.
+    # If a machine stood still for a second, a shorter limit would strike before the body has begun.
     Ending("soft time limit", options={"soft_time_limit": 4}, elsewhere=_only(_NO_LIMIT, "prefork")),
     Ending("hard time limit", options={"time_limit": 4}, elsewhere=_only(_NO_LIMIT, "prefork", "gevent")),
     Ending(

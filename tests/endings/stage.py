@@ -23,7 +23,7 @@ WORKERS_AT_ONCE = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found of one ending on one pool."""
+    """The observations of one ending on one pool."""
 
     freed_after: float
     overlaps: list[tuple[Event, Event]]

@@ -24,7 +24,7 @@ def test_the_key_of_a_child_that_refuses_to_end_is_its_own_while_it_runs(
     with workers(APP, env) as (worker,):
         TASK.apply_async(("k", "refuse to end"), time_limit=1)
         pid = begun(recorder).pid
-        # So that the child goes on for a while after its main process was told of the limit.
+        # The child goes on for a while after its main process was told of the limit.
         until(lambda: "Hard time limit" in worker.log(), "the limit is reached")
         while is_alive(pid):
             held = bool(TASK.lock_holders("k", ""))
@@ -37,11 +37,11 @@ def test_a_child_outlives_the_timer_of_its_last_task(env: dict[str, str], record
     with workers(APP, env, concurrency=1):
         assert killed.delay("k", 0.1).get(timeout=10) == "ran"
         first = begun(recorder)
-        # Longer than the ttl of the first, whose timer nobody sets anew.
+        # Longer than the ttl of the first, whose timer nobody renews.
         assert TASK.delay("k", "return").get(timeout=10) == "ran"
         until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > first.at + 3, "its deadline has passed")
         assert TASK.delay("other", "return").get(timeout=10) == "ran"
-        # Nor does a run leave a timer that did not get the lock at first.
+        # A run that did not get the lock at first leaves no timer either.
         store_of(app).acquire(Claim(killed.lock_key_for("held", 0), "holder", 2.0))
         assert killed.delay("held", 0).get(timeout=20) == "ran"
         until(lambda: timers(first.pid) == 0, "there is none")

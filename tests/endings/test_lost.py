@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_because_the_store_has_forgotten_its_lease_tells_of
             store_of(tasks.app).acquire(Claim(key, "another", 3.0))
         with pytest.raises(WorkerLostError):
             result.get(timeout=30)
-        # By now its main process has told of it as well, if it does.
+        # Its main process would have logged the loss by now.
         assert tasks.killed.delay("k", 0).get(timeout=20) == "ran"
 
         told = f"lock.lost key={key} task_id={result.id} reason="

@@ -94,7 +94,7 @@ def test_a_store_that_is_silent_is_not_taken_for_a_process_that_got_no_time(
 
         until(lambda: "lock.release_failed" in caplog.text, "the store is silent")
     assert "lock.late" not in caplog.text
-    # It was released by then.
+    # A renewal would have failed, but the lease had been released.
     assert "lock.renewal_failed" not in caplog.text
 
 

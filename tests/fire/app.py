@@ -40,11 +40,11 @@ app.conf.update(
 
 
 class FlakyError(Exception):
-    """What Celery is to retry."""
+    """Celery retries this error."""
 
 
 class StruckError(Exception):
-    """What the nemesis raises in the midst of a task, as a limit does."""
+    """The nemesis raises this in the midst of a task, as a limit does."""
 
 
 class Locked(Recorded, SingletonTask):

@@ -1,4 +1,4 @@
-"""What has to be true of a history, whatever was done to it: a function without side effects."""
+"""The promises, checked against a history of fire: a function without side effects."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +19,9 @@ SLACK = 0.25
 _INHERITED = ("LockLost", "LockHeld", "CallRevoked", "TaskRevokedError", "StoreError", "StruckError")
 # With these a call may fail whose own run has ended so.
 _BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
-# With these a body has ended that was told, or that a signal struck meanwhile.
+# Outcomes of a body that was told of a lost lease, or that a signal struck.
 _BROKEN_OFF = ("LockLost", "SystemExit", "StruckError")
-# After these a message is requeued, or is none of the call's own.
+# Outcomes that are no end of the call: its message is requeued, or the run has left no outcome.
 _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
 
 
@@ -37,7 +37,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left once all is healed."""
+    """Leftovers once all is healed."""
 
     drained: bool = True
     messages: int = 0
@@ -57,7 +57,7 @@ class History:
 
 @dataclass
 class Verdict:
-    """What was found, what was counted, and which overlaps were declared beforehand."""
+    """The findings, the counts, and the overlaps that are excused."""
 
     findings: list[Finding]
     fates: Counter[str]
@@ -126,7 +126,7 @@ def read(events: Sequence[Event]) -> list[Run]:
     _tell(events, found)
     _excuse(events, found)
     for since, until in _cold_shutdowns(events):
-        # Those that had ended when the shutdown cancelled them, because their worker had not read of it.
+        # The shutdown cancels runs that have ended if their worker has not read of the end.
         for run in found:
             run.was_cancelled |= since - PROMPT < run.ended <= until and since <= run.process_died <= until
     return found
@@ -175,10 +175,10 @@ def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
 
 
 def told(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Who was told that its lease is lost was interrupted by that, and has soon ended."""
+    """A run that was told of its lost lease was interrupted by that, and has soon ended."""
     for run in runs:
         if run.kind.how != "work" and run.outcome in ("Retry", "Reject"):
-            # What it still did was to publish its retry, or try to, which is not broken off.
+            # Publishing a retry is not interrupted.
             continue
         stops = [(since, until - PROMPT) for since, until, why in run.excuses if why.startswith("stopped")]
         stopped = sum(max(0.0, until - max(since, run.told)) for since, until in stops)
@@ -192,7 +192,7 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
 
 @dataclass
 class Traces:
-    """What is known of one task id."""
+    """The runs and conflicts of one task id."""
 
     runs: list[Run] = field(default_factory=list)
     conflicts: set[str] = field(default_factory=set)
@@ -210,14 +210,14 @@ def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
 
 
 def outcome_of(event: Event) -> str:
-    """What an event says becomes of its call, if it says so; `gave up` if that has found no answer for too long."""
+    """The outcome of a call, if the event tells one; `gave up` if the store was silent for too long."""
     if event.name == "unanswered" and event.facts["outcome"] == "raised":
         return "gave up"
     return str(event.facts["outcome"]) if event.name == "conflict" else ""
 
 
 def fate(call: Call, traces: Traces) -> tuple[str, str]:
-    """What became of a call, in a word, and what is wrong with that."""
+    """The end of a call in a few words, and what is wrong with it."""
     if call.state == "SUCCESS":
         return _success(traces)
     if call.state == "FAILURE":
@@ -257,7 +257,7 @@ def _revoked(traces: Traces) -> tuple[str, str]:
 
 
 def why_unended(state: str, late: bool, traces: Traces) -> tuple[str, str]:
-    """The same of a call in this state, which is none of an end."""
+    """The same for a call whose state is no end."""
     if state == "RETRY" and _is_overwritten(late, traces):
         return "ended, and RETRY was stored over that", ""
     if _has_lost_its_retry(traces):

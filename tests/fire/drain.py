@@ -72,7 +72,7 @@ def _has_ended(host: Host) -> bool:
 
 
 def _holders(stage: Stage) -> list[str]:
-    """Whoever still holds a lock, when all leases of the dead must have ended."""
+    """The holders that are left when all leases of dead processes must have ended."""
     store = store_from_url(stage.url_of_locks)
 
     def found() -> list[str]:

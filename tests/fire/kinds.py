@@ -26,7 +26,7 @@ class Kind:
         return self.mode != "until_executing"
 
     def label(self, key: str) -> str:
-        """What must not run more than `limit` times at once, in words of our own."""
+        """The name of a lock in the record: at most `limit` of its bodies may run at once."""
         return f"{self.lock or self.name} {key}"
 
 

@@ -17,7 +17,7 @@ from tests.servers import Server
 # Bursts a second.
 RATE = 3.5
 BURSTS = (1, 1, 2, 3, 5)
-# Of the bursts that want one key by several policies.
+# The share of bursts that want one key by several policies.
 SHARE_OF_SHARED = 0.35
 HOT, COLD, SHARE_OF_HOT = 2, 200, 0.7
 SHORTEST, LONGEST = 0.01, 3.0
@@ -70,7 +70,7 @@ class Load:
         try:
             task_id = self._tasks[name].apply_async((key, seconds), retry_policy=_PATIENCE).id
         except OperationalError as error:
-            # It may have arrived all the same; nothing is claimed of it.
+            # The message may have arrived; the checker expects nothing of it.
             self._record.write("unsent", task=name, error=str(error))
             return
         # A call that was in the queue already is sent no second time.

@@ -255,7 +255,7 @@ class Nemesis:
         return next((host for host in self._stage.hosts if host.worker.pid == group), "a worker")
 
     def _victim(self, left: float = 0.2) -> Open | None:
-        """A body with so much left to do; somebody is sent to be one if there is none."""
+        """A body with so many seconds left to work; if there is none, a call is sent to become one."""
         found = self._bodies(left)
         if not found:
             name = self._rng.choice(("reschedule", "reschedule_late", "until_executed", "rerun", "wait_late"))

@@ -1,4 +1,4 @@
-"""What is set on fire: a store of locks, a broker, results, and workers that reach the first two through proxies."""
+"""A store of locks, a broker, results, and workers that reach the first two through proxies."""
 
 import os
 import shutil
@@ -22,10 +22,10 @@ from tests.workers import Worker
 HOSTS, CONCURRENCY = 3, 4
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
-# When a worker has lost its connection and ends before it has another, it reads no more of the results of its children,
-# and billiard lets these wait for half a minute.
+# A worker that ends while it has no connection reads no more results of its children, and billiard lets these wait for
+# half a minute.
 _UNREAD = 35.0
-# It has to wait for all bodies, and for those who wait in a pool.
+# A warm shutdown waits for all bodies, and for the calls that wait in a pool.
 LONGEST_WARM_SHUTDOWN = 40.0 + _UNREAD
 LONGEST_COLD_SHUTDOWN = 15.0 + _UNREAD
 
@@ -103,7 +103,6 @@ class Host:
         return self._ready
 
     def is_alive(self) -> bool:
-        """It has not ended, for whatever reason."""
         try:
             self.worker.wait(0)
         except subprocess.TimeoutExpired:
@@ -183,7 +182,7 @@ class Stage:
         return old
 
     def supervise(self) -> None:
-        """Start again what has ended by itself, or works no more, as a supervisor would, and write that down."""
+        """Restart each worker that has ended or is stuck, as a supervisor would, and record that."""
         for host in self.hosts:
             if not host.is_alive():
                 self.record.write("gone", what=f"{host} has ended by itself")

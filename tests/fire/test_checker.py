@@ -108,9 +108,9 @@ def promises(events: list[Event], *calls: Call, **more: Any) -> list[str]:
         (run(1, 4, outcome="LockLost") + EMPTIED + b(3, 5), ""),
         (run(1, 3.5 + TTL + PROMPT) + EMPTIED + b(3, 20), "one at a time"),
         (EMPTIED + run(2.6, 4) + b(3, 5), "one at a time"),
-        # Who makes way for a successor still has its lease.
+        # A run that makes way for a successor still has its lease.
         (run(1, 4) + lost(2, "replaced") + b(3, 5), "one at a time"),
-        # Who has heard of its loss ends soon, and by that.
+        # A run that has heard of its loss ends soon, and by that.
         (run(1, 3 + PROMPT, outcome="LockLost") + lost(2), "told"),
         (run(1, 3) + lost(2), "told"),
         (run(1, 3 + PROMPT, task="retrying", outcome="Retry") + lost(2), ""),
@@ -129,7 +129,7 @@ def test_what_bodies_show(events: list[Event], broken: str) -> None:
 @pytest.mark.parametrize(
     ("call", "without", "explained_by"),
     [
-        # Without the event that explains it, an end, or that there is none, is a loss.
+        # Without the event that explains the state, the call counts as lost.
         (Call("a", "skip", "REVOKED"), [], says("skipped")),
         (Call("a", "skip", "FAILURE", "LockHeld"), [], says("raised")),
         (Call("a", "join", "SUCCESS"), [], says("joined")),
@@ -161,7 +161,7 @@ def test_an_end_has_to_be_explained(call: Call, without: list[Event], explained_
 @pytest.mark.parametrize(
     ("call", "events"),
     [
-        # What is requeued, or is acknowledged late, does not die with a process.
+        # A message that is requeued, or is acknowledged late, does not die with a process.
         (Call("a", "reschedule", "RETRY"), run(1, 2, task="reschedule", outcome="Retry") + dies(2.1)),
         (Call("a", "reschedule_late"), run(1, None) + dies(2)),
         (Call("a", "reschedule_late", "STARTED"), b(1, 2)),

@@ -19,9 +19,8 @@ from tests.waiting import until
 
 KIND = "redis" if shutil.which("redis-server") else "valkey"
 LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
-# For so long a sentinel that was stopped does nothing; by default 30 s. No replica that has been without a master for
-# longer than ten times `down_after` is ever promoted, so with as short a one as here a master that dies meanwhile
-# would have no heir.
+# A sentinel that was stopped does nothing for this long; the default is 30 s. A master that dies meanwhile would have no
+# heir: a replica is never promoted once it has been without a master for ten times `down_after`.
 _TILT = {"TILT-PERIOD": 3000}
 # On a busy machine they may have to vote more than once.
 _PATIENCE = 60.0
@@ -48,7 +47,7 @@ class Topology:
         self.servers.close()
 
     def faults(self) -> list[Strike]:
-        """What can be done to it; each heals it."""
+        """The faults of this topology; each heals what it breaks."""
         return [
             self.kill_a_master,
             self.stop_a_master_shortly,
@@ -72,7 +71,7 @@ class Topology:
             os.kill(master.pid, signal.SIGSTOP)
             time.sleep(seconds)
             os.kill(master.pid, signal.SIGCONT)
-            # It may have been taken for dead.
+            # The others may have taken it for dead.
             self.wait_until_whole()
 
     def stop_a_master_until_it_is_replaced(self, fault: Fault, rng: random.Random) -> None:
@@ -168,7 +167,7 @@ class InCluster(Topology):
 
     def wait_until_whole(self) -> None:
         cluster = self._cluster
-        # Who was away has its settings of before.
+        # A server that comes back has the settings of before.
         cluster.hurry()
         until(
             lambda: (

@@ -18,7 +18,7 @@ print(json.dumps({name}()))
 
 
 def manage(env: dict[str, str], *arguments: str, code: int = 0) -> str:
-    """What a command of Django says in the shop."""
+    """The output of a Django command in the shop."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
     command = [sys.executable, "-m", "django", *arguments]
     done = subprocess.run(command, env={**os.environ, **env, **settings}, capture_output=True, text=True, timeout=120)
@@ -27,7 +27,7 @@ def manage(env: dict[str, str], *arguments: str, code: int = 0) -> str:
 
 
 def make_tables(env: dict[str, str]) -> None:
-    """Those of the shop in Django, for its suppliers and its results."""
+    """Make the tables of the shop in Django, for its suppliers and its results."""
     shutil.copy(_tables(), env["SHOP_DATABASE"])
 
 
@@ -40,7 +40,7 @@ def _tables() -> str:
 
 
 def visited(visit: Callable[[], Any], env: dict[str, str]) -> Any:
-    """What *visit* returns there."""
+    """The value that *visit* returns in the shop's process."""
     program = _PROGRAM.format(module=visit.__module__, name=visit.__name__)
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, timeout=120

@@ -73,7 +73,7 @@ PAGE, BREAK = "/admin/celery_singleton_lock/lock/", "/admin/celery_singleton_loc
 
 
 class Visitors:
-    """Of the admin, each with other rights; and a lock that somebody holds."""
+    """Users of the admin, each with other rights, and a lock that somebody holds."""
 
     def __init__(self) -> None:
         import django

@@ -109,5 +109,5 @@ def test_what_crons_hear_of_the_entries_of_a_beat(env: dict[str, str], check_ins
         "waiting 1": ["error", "in_progress", "ok"],
         "waiting 2": ended,
     }
-    # That of the body.
+    # The check-in of the body's own decorator.
     assert [sorted(each) for each in check_ins.values()] == [ended]

@@ -49,7 +49,7 @@ def sent_by(server: Server) -> int:
 
 
 class Scripts:
-    """What the server's scripts cost from now on."""
+    """The cost of the server's scripts from now on."""
 
     def __init__(self, server: Server) -> None:
         self._client = server.client()

@@ -22,7 +22,7 @@ USUAL = (
     "--no-first-run",
     "--disable-background-networking",
 )
-# Of a machine that is busy.
+# Seconds, on a busy machine.
 BOUND = 120
 
 
@@ -48,7 +48,7 @@ class Browser:
         until(lambda: self.told("document.readyState") == "complete", "the page is there", timeout=BOUND)
 
     def told(self, expression: str) -> Any:
-        """What the page says of itself."""
+        """The value of an expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def ask(self, method: str, **parameters: Any) -> Any:

@@ -24,7 +24,7 @@ StartWorker = Callable[..., Worker]
 
 
 def programs_of(page: str) -> list[str]:
-    """What stands on *page* in Python, block by block."""
+    """The Python of *page*, block by block."""
     return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
 
 

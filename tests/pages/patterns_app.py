@@ -1,4 +1,4 @@
-"""What public projects lock, each as one task of this library; test_patterns.py says whose need it is."""
+"""Tasks that public projects lock; test_patterns.py says whose need each is."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""What public projects need of a lock and no other test shows: each docstring says whose need it is."""
+"""Needs of public projects that no other test shows; each docstring says whose need it is."""
 
 import gc
 from collections.abc import Iterator

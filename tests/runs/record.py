@@ -1,4 +1,4 @@
-"""What the tasks of fire and of combinations do, as lines in a file: a killed process leaves what it has written."""
+"""The record of fire and combinations: lines in a file, so that a killed process leaves what it has written."""
 
 import json
 import os

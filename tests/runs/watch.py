@@ -51,7 +51,6 @@ class Watch:
         self._thread.join()
 
     def bodies(self) -> list[Open]:
-        """Those that run now."""
         return list(self._open.values())
 
     def pids(self) -> list[int]:

@@ -154,7 +154,7 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
             waiter.start()
             until(lambda: is_waited_for(app, lock.key), "it waits")
             expire(lock.key, app=app)
-            # By itself it would look again once the lease had ended that it was told of, in half a minute.
+            # Unless it is woken, it looks again only when the lease that it knows of ends, in half a minute.
             until(lambda: got, "it has the lock")
         waiter.join(20)
 

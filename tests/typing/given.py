@@ -1,4 +1,4 @@
-"""What the examples in the docs take for granted."""
+"""The names that the examples in the docs take for granted."""
 
 import asyncio
 import contextvars

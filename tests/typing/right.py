@@ -1,4 +1,4 @@
-"""What both type checkers have to accept, and the types that they have to find."""
+"""Code that both type checkers have to accept, and the types that they have to find."""
 
 from datetime import datetime, timedelta
 from typing import Any, assert_type

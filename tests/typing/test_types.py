@@ -1,4 +1,4 @@
-"""What users write, seen by two type checkers with the types of the package celery-types."""
+"""Code of users, seen by two type checkers with the types of the package celery-types."""
 
 import json
 import os
@@ -47,10 +47,10 @@ OF_OTHERS: dict[str, tuple[str, str]] = {
         "import-untyped",
         f"reportMissingTypeStubs reportGeneralTypeIssues reportUnknownArgumentType {UNKNOWN}",
     ),
-    # So it stands in Flask's documentation.
+    # Flask's documentation has it so.
     "page_and_metrics.py": ("method-assign", ""),
 }
-"""What mypy and pyright say of an example, by file, that is nothing of ours and that its reader knows already."""
+"""Complaints of mypy and pyright about examples, by file, that are about other packages."""
 
 Complaint = tuple[str, int, str]
 
@@ -68,7 +68,7 @@ def snippets(page: str) -> list[str]:
 
 
 def expected() -> Iterator[tuple[str, int, str, str]]:
-    """File, line, mypy's word and pyright's for each complaint that there has to be."""
+    """File, line, mypy's word and pyright's of each complaint that is expected."""
     for number, line in enumerate((HERE / "wrong.py").read_text(encoding="utf-8").splitlines(), start=1):
         if words := re.search(r"  # ([\w-]+)((?: report\w+)+)$", line):
             yield from (("wrong.py", number, words[1], word) for word in words[2].split())
@@ -151,7 +151,6 @@ def test_pyright_refuses_what_is_wrong_and_nothing_else(of_pyright: set[Complain
 
 
 def test_what_is_public_is_typed_to_the_end(tmp_path: Path) -> None:
-    """Nothing of it is left to what a type checker infers, neither an attribute nor what a method takes and returns."""
     # Where pyright finds it as what is installed.
     venv.create(tmp_path, with_pip=False)
     (packages,) = tmp_path.glob("lib/*/site-packages")

@@ -1,4 +1,4 @@
-"""What both type checkers have to refuse: at the end of a line, mypy's word for it and pyright's one or two."""
+"""Lines that both type checkers have to refuse, each with mypy's word for the fault and pyright's one or two."""
 
 from celery import Celery
 

@@ -19,7 +19,7 @@ Wait = Callable[[Callable[[], Any]], None]
 
 @pytest.fixture(scope="session")
 def celery_config() -> dict[str, Any]:
-    """That of the app of `celery_session_worker`, which starts before the locks of any test."""
+    """The settings of `celery_session_worker`, which starts before the locks of any test."""
     polling = {"polling_interval": 0.01}
     in_memory = {"broker_url": "memory://", "result_backend": "cache+memory://", "singleton_lock_url": "memory://"}
     # Queues in memory are those of the process, and this worker outlives its test.

@@ -35,7 +35,7 @@ def test_a_pool_process_finds_the_lock_held(worker: None) -> None:
         with pytest.raises(CallRevoked, match=HELD_BY_TEST) as caught:
             skipped.get(timeout=30)
 
-    # It is told where it happens. The result says the same.
+    # The conflict is recorded in the worker. The result says the same.
     assert here.conflicts == []
     assert caught.value.reason == "skipped"
     assert import_catalogue.delay(7).get(timeout=30) == "imported 7"
