@@ -5,18 +5,23 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
-from tests.celery_suite.source import fetch, unpack
 from tests.servers import Server, running
 
 ROOT = Path(__file__).parents[2]
+# The source distribution on PyPI has the tests; no wheel has them.
+KEPT = ROOT / "build" / "celery-suite"
+# The tests, and what they import. Not Celery itself: the installed one is tried.
+WANTED = ("t/__init__.py", "t/canvas_helpers.py", "t/integration/")
 FILES = ("test_tasks.py", "test_canvas.py")
 # Celery's own marks and names; without its reruns, which would hide what differs.
 INI = """
@@ -52,7 +57,7 @@ Outcomes = dict[str, list[Outcome]]
 
 def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float) -> tuple[Outcomes, Outcomes]:
     """The outcomes of Celery's tests without the lock and with it, played at the same time."""
-    fetch()
+    _fetch()
     with ThreadPoolExecutor(2) as pool:
         sides = [pool.submit(_play, only, without, seconds, locked=locked) for locked in (False, True)]
         plain, locked = (side.result() for side in sides)
@@ -91,7 +96,7 @@ def _run(command: Sequence[str], directory: Path, env: dict[str, str], seconds: 
 
 
 def _prepare(directory: Path, settings: dict[str, str]) -> None:
-    unpack(directory)
+    _unpack(directory)
     (directory / "pytest.ini").write_text(INI, encoding="utf-8")
     (directory / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
 
@@ -108,3 +113,28 @@ def _environment(server: Server, directory: Path, *, locked: bool) -> dict[str, 
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONPATH": str(ROOT),
     }
+
+
+def _fetch() -> None:
+    """Download the source distribution of the Celery that is installed, unless it is there."""
+    if not _archive().exists():
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        options = ["--no-deps", "--no-binary", ":all:", "--dest", str(KEPT)]
+        done = subprocess.run(
+            [*pip, *options, f"celery=={version('celery')}"], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def _unpack(directory: Path) -> None:
+    """Its tests, as a package `t` in this folder."""
+    with tarfile.open(_archive()) as archive:
+        for member in archive.getmembers():
+            inside = member.name.partition("/")[2]
+            if inside.startswith(WANTED):
+                member.name = inside
+                archive.extract(member, directory, filter="data")
+
+
+def _archive() -> Path:
+    return KEPT / f"celery-{version('celery')}.tar.gz"

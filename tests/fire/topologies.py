@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from celery_singleton_lock.stores.clock import clock
 from tests.clusters import Cluster, slot_of
 from tests.fire.kinds import KINDS
 from tests.fire.load import HOT
@@ -114,17 +113,7 @@ class WithSentinel(Topology):
 
     def fail_over(self, fault: Fault, rng: random.Random) -> None:
         with fault("SENTINEL FAILOVER"):
-            before, asked_at = self._deployment.master, float("-inf")
-
-            def is_over() -> bool:
-                nonlocal asked_at
-                # For so long it is tried; a sentinel that was stopped does nothing for some seconds.
-                if clock() > asked_at + 4:
-                    asked_at = clock()
-                    self._deployment.begins_to_fail_over()
-                return self._deployment.all_name_another(before)
-
-            until(is_over, "all sentinels name another master", timeout=_PATIENCE)
+            self._deployment.fail_over()
             self.wait_until_whole()
 
     def faults(self) -> list[Strike]:

@@ -1,7 +1,6 @@
 """Follows the record: which bodies run now, and which processes have died."""
 
 import os
-import select
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,8 +8,9 @@ from typing import Self
 
 from tests.recorder import Event
 from tests.runs.record import Reader, Record, now
+from tests.workers import is_alive
 
-_ROUND = 0.01
+_ROUND = 0.02
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class Watch:
     def __init__(self, path: str, record: Record) -> None:
         self._reader, self._record = Reader(path), record
         self._open: dict[str, Open] = {}
-        self._descriptors: dict[int, int] = {}
-        self._poll = select.poll()
+        self._alive: set[int] = set()
         self._round_began = now()
         self._over = threading.Event()
         self.events: list[Event] = []
@@ -55,13 +54,14 @@ class Watch:
 
     def pids(self) -> list[int]:
         """All pool children that have begun a task and live."""
-        return list(self._descriptors.values())
+        return list(self._alive)
 
     def _run(self) -> None:
         while not self._over.wait(_ROUND):
             # A process that dies later was alive when this round began.
             began = now()
-            self._note_the_dead()
+            for pid in self._alive.copy():
+                self._look_at(pid)
             self._round_began = began
             for event in self._reader.unread():
                 self.events.append(event)
@@ -69,31 +69,19 @@ class Watch:
 
     def _follow(self, event: Event) -> None:
         if event.name == "began":
-            self._look_after(event.pid)
-        elif event.name == "enter" and event.pid in self._descriptors.values():
-            # A process that had died before this line was read is buried already.
+            if event.pid not in self._alive:
+                self._alive = self._alive | {event.pid}
+                self._look_at(event.pid)
+        elif event.name == "enter" and event.pid in self._alive:
+            # A process that had died before this line was read is noted already.
             self._open[event.run] = Open(event.pid, event.facts["task"], event.key, event.at, event.facts["seconds"])
         elif event.name in ("leave", "ended"):
             self._open.pop(event.run, None)
 
-    def _look_after(self, pid: int) -> None:
-        if pid in self._descriptors.values():
+    def _look_at(self, pid: int) -> None:
+        if is_alive(pid):
             return
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._bury(pid)
-            return
-        self._descriptors[descriptor] = pid
-        self._poll.register(descriptor, select.POLLIN)
-
-    def _note_the_dead(self) -> None:
-        for descriptor, _ in self._poll.poll(0):
-            self._poll.unregister(descriptor)
-            os.close(descriptor)
-            self._bury(self._descriptors.pop(descriptor))
-
-    def _bury(self, pid: int) -> None:
+        self._alive = self._alive - {pid}
         self._record.write("died", victim=pid, alive_at=self._round_began)
         for run in [run for run, body in self._open.items() if body.pid == pid]:
             del self._open[run]
