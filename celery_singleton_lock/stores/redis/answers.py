@@ -16,81 +16,61 @@ _ELSEWHERE = re.compile(
     r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
     r"|: WAIT cannot be used with replica"
 )
-_NEVER = (
+_ADVICE = {
     # Before AUTH some servers refuse long commands, and say only "unauthenticated".
-    (
-        r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated",
-        (
-            "give the password of the user {user} in singleton_lock_client_options (username, password), or in "
-            "singleton_lock_url (redis://user:password@host:port/database), or let credential_provider give a user and "
-            "a password that the server takes"
-        ),
+    r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated": (
+        "give the password of the user {user} in singleton_lock_client_options (username, password), or in "
+        "singleton_lock_url (redis://user:password@host:port/database), or let credential_provider give a user and "
+        "a password that the server takes"
     ),
-    (
-        r"NoPermissionError|NOPERM\b|ACL failure in script|user executing the script can't",
-        (
-            "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
-            f"{DOCS}reference/start/ lists all that are needed"
-        ),
+    r"NoPermissionError|NOPERM\b|ACL failure in script|user executing the script can't": (
+        "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
+        f"{DOCS}reference/start/ lists all that are needed"
     ),
-    (
-        # The numbers are of certificate files that cannot be opened. Sockets that cannot be opened have them too.
-        r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)",
-        (
-            "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
-            "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
-            "server's certificate has to name the host in singleton_lock_url"
-        ),
+    # The numbers are of certificate files that cannot be opened. Sockets that cannot be opened have them too.
+    r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)": (
+        "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
+        "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
+        "server's certificate has to name the host in singleton_lock_url"
     ),
-    (
-        r"(?i)DB index is out of range|invalid DB index",
-        "let singleton_lock_url end with a database that the server has, which counts from /0",
+    r"(?i)DB index is out of range|invalid DB index": (
+        "let singleton_lock_url end with a database that the server has, which counts from /0"
     ),
-    (
-        r"SELECT is not allowed in cluster mode",
-        (
-            "a server in cluster mode has database 0 alone: let singleton_lock_url end without one; if there are "
-            "several servers, begin it with redis+cluster://"
-        ),
+    r"SELECT is not allowed in cluster mode": (
+        "a server in cluster mode has database 0 alone: let singleton_lock_url end without one; if there are "
+        "several servers, begin it with redis+cluster://"
     ),
-    (
-        r"MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b",
-        "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS rediss+cluster://",
+    r"MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b": (
+        "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS rediss+cluster://"
     ),
-    (
-        r"cluster support disabled",
-        "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS",
+    r"cluster support disabled": (
+        "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS"
     ),
-    (
-        r"(?i)unknown (?:redis )?command [^,]*\bwait\b",
-        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT",
+    r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
+        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT"
     ),
-    (
-        # An older server has our command, but not its options.
-        r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg",
-        (
-            "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
-            "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
-        ),
+    # An older server has our command, but not its options.
+    r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
+        "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
+        "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
     ),
-    (
-        r"WRONGTYPE\b",
-        "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
+    r"WRONGTYPE\b": (
+        "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database"
     ),
-)
+}
 # Shown to the callers of tasks, who must not learn the address of the store.
-_IN_SHORT = (
-    (r"OutOfMemoryError|\bOOM\b", "the store is full, and refuses to write"),
-    (r"\bMISCONF\b", "the store cannot save to its disk, and refuses to write"),
-    (r"NOREPLICAS|acknowledged by", "too few replicas have what is written"),
-    (r"ReadOnlyError|READONLY|MASTERDOWN", "the store is read-only: a replica, or a master that was demoted"),
-    (r"NoPermissionError|NOPERM", "the user of the store has no right to do what runs do"),
-    (r"Authentication|NOAUTH|WRONGPASS|credential_provider", "the store refuses the password"),
-    (r"BusyLoadingError|LOADING", "the store is loading its data"),
-    (r"max number of clients", "the store takes no more connections"),
-    (r"TimeoutError", "the store does not answer"),
-    (r"ConnectionError|NotUsable|CLUSTERDOWN", "the store cannot be reached"),
-)
+_IN_SHORT = {
+    r"OutOfMemoryError|\bOOM\b": "the store is full, and refuses to write",
+    r"\bMISCONF\b": "the store cannot save to its disk, and refuses to write",
+    r"NOREPLICAS|acknowledged by": "too few replicas have what is written",
+    r"ReadOnlyError|READONLY|MASTERDOWN": "the store is read-only: a replica, or a master that was demoted",
+    r"NoPermissionError|NOPERM": "the user of the store has no right to do what runs do",
+    r"Authentication|NOAUTH|WRONGPASS|credential_provider": "the store refuses the password",
+    r"BusyLoadingError|LOADING": "the store is loading its data",
+    r"max number of clients": "the store takes no more connections",
+    r"TimeoutError": "the store does not answer",
+    r"ConnectionError|NotUsable|CLUSTERDOWN": "the store cannot be reached",
+}
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 # Stands for the user's name where only a credential_provider knows it.
 _PROVIDED = "that credential_provider names"
@@ -151,7 +131,7 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
         return error.advice
     # Without the command's arguments: one of our own values could look like an error.
     text = problem_of(error)
-    return next((advice.format(user=user) for says, advice in _NEVER if re.search(says, text)), None)
+    return next((advice.format(user=user) for says, advice in _ADVICE.items() if re.search(says, text)), None)
 
 
 def none_of(
@@ -168,7 +148,9 @@ def none_of(
 
 def in_short(problem: str) -> str:
     """A few words on the `problem` of a `StoreError`, without an address."""
-    return next((words for says, words in _IN_SHORT if re.search(says, problem)), "the store refuses what runs do")
+    return next(
+        (words for says, words in _IN_SHORT.items() if re.search(says, problem)), "the store refuses what runs do"
+    )
 
 
 def problem_of(error: exceptions.RedisError) -> str:
