@@ -12,6 +12,7 @@ from typing import Any
 
 _PROGRAM = """
 import json
+{first}
 from {module} import {name}
 print(json.dumps({name}()))
 """
@@ -39,9 +40,9 @@ def _tables() -> str:
     return path
 
 
-def visited(visit: Callable[[], Any], env: dict[str, str]) -> Any:
+def visited(visit: Callable[[], Any], env: dict[str, str], first: str = "") -> Any:
     """The value that *visit* returns in the shop's process."""
-    program = _PROGRAM.format(module=visit.__module__, name=visit.__name__)
+    program = _PROGRAM.format(first=first, module=visit.__module__, name=visit.__name__)
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, timeout=120
     )

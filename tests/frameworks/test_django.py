@@ -9,27 +9,25 @@ import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 import redis
 
 from tests.contract.asking import Waiter
-from tests.frameworks.stage import make_tables, manage, visited
+from tests.frameworks import stage
+from tests.frameworks.stage import make_tables, manage
 from tests.gates import open_gate
 from tests.servers import free_port
 from tests.waiting import until
 from tests.workers import workers
 
 SHOP = "tests.frameworks.django_shop"
+visited = partial(stage.visited, first=f"import {SHOP}, django; django.setup()")
 
 
 def visit() -> Any:
-    import django
-
-    from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
-
-    django.setup()
     from django.db import transaction
     from django.test import Client
     from django_celery_results.models import TaskResult
@@ -76,11 +74,6 @@ class Visitors:
     """Users of the admin, each with other rights, and a lock that somebody holds."""
 
     def __init__(self) -> None:
-        import django
-
-        from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
-
-        django.setup()
         from celery_singleton_lock.definition.settings import store_of
         from celery_singleton_lock.stores.records import Claim, Facts
         from tests.frameworks.django_shop.tasks import import_catalogue
@@ -276,11 +269,6 @@ def test_a_store_that_is_full_or_away_is_said_in_the_admin(env: dict[str, str]) 
 
 
 def run_commands() -> Any:
-    import django
-
-    from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
-
-    django.setup()
     from django.core.management import call_command
 
     def told(*command: str) -> str:
@@ -376,13 +364,9 @@ def test_a_cache_in_the_database_of_the_locks_is_noted_by_the_doctor(env: dict[s
 
 
 def visit_with_a_coroutine() -> Any:
-    import django
     from celery import shared_task
     from django.core import checks
 
-    from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
-
-    django.setup()
     from celery_singleton_lock import SingletonTask
 
     @shared_task(base=SingletonTask, name="shop.async")
@@ -433,7 +417,11 @@ def visit_without_an_app() -> Any:
 
 @pytest.mark.prove
 def test_that_the_project_does_not_import_its_app_is_said_as_such(env: dict[str, str]) -> None:
-    assert visited(visit_without_an_app, env) == {"found": ["celery_singleton_lock.E001"], "status": 503, "says": True}
+    assert stage.visited(visit_without_an_app, env) == {
+        "found": ["celery_singleton_lock.E001"],
+        "status": 503,
+        "says": True,
+    }
 
 
 def test_a_duplicate_is_skipped_and_what_is_rolled_back_is_not_published(env: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""What a later version writes beside what this one knows, and what an earlier one leaves out."""
+"""A later version writes facts that this one does not know."""
 
 from dataclasses import replace
 
@@ -82,17 +82,6 @@ class Versions(Contract):
         assert grant.died is not None
         assert (grant.died.task_name, grant.died.label) == ("shop.other", "shop 1")
 
-    def test_a_holder_whose_facts_an_earlier_version_has_left_out_is_a_holder(self, store: Store) -> None:
-        granted(store.acquire(claim("a", **MINE)))
-        write(store, "1:", " ".join(written(store, "1:").split(" ")[:3]))
-        write(store, "1:n", "shop.other")
-
-        (holder,) = store.holders(KEY)
-        assert (holder.task_id, holder.task_name, holder.label) == ("mine", "shop.other", None)
-        assert (holder.pid, holder.attempt, holder.published) == (None, 0, 0)
-        assert refused(store.acquire(claim("b"))).first.fence == holder.fence > 0
-        assert refused(store.acquire(delivery("copy", "mine"))).is_own
-
     @pytest.mark.parametrize("more", [",9,soon", "\x1fmore"])
     def test_a_mark_of_a_later_version_is_a_mark(self, store: Store, more: str) -> None:
         mark_queued(store, "q", label="shop 1", queue="imports", published=5, due_for=3.0, cooldown=50.0)
@@ -164,13 +153,6 @@ class Versions(Contract):
         assert not store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=4)), "a later leader has come"
         assert store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=6))
         assert store.slots(SLOTS)["entry"] == Slot("entry", 2_000_000, 6, sent=1_000_100)
-
-    def test_a_slot_that_says_less_may_be_claimed(self, store: Store) -> None:
-        store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5))
-        write(store, "entry", "1000000", SLOTS)
-
-        assert store.slots(SLOTS) == {"entry": Slot("entry", 1_000_000, 0)}
-        assert store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5))
 
     def test_a_hash_has_fields_that_are_not_known(self, store: Store) -> None:
         write(store, "paused", "until tomorrow")
