@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import groupby
 from math import inf
@@ -93,7 +93,7 @@ BREAK = Script("break")
 
 def acquire_arguments(claim: Claim) -> list[str]:
     facts = claim.facts
-    grant = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
+    grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
     if not facts.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
     # By position, as in `release_arguments`: names would double the time, and each run needs both.
@@ -161,7 +161,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
         words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
     if ending is None:
         return [claim.token, words]
-    words += f" attempt={facts.attempt} outcome={ending.outcome} kept={round(ending.kept * 1000)}"
+    words += f" attempt={facts.attempt} outcome={ending.outcome} kept={milliseconds(ending.kept)}"
     return [claim.token, f"{words} is_due" if is_due else words, marker_of(facts.task_id, claim.message)]
 
 
@@ -307,6 +307,7 @@ def _moment(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
 
 
+@lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> str:
     """*seconds* as scripts take them: as text, because a signal may interrupt the packer in C at a number."""
     return str(round(seconds * 1000))
