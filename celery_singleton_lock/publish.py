@@ -154,8 +154,7 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """The call has notes already, or its key is needed now, or may run user code or fail; most do not."""
     return bool(
-        options.get("headers")
-        or options.get("retries")
+        (options and (options.get("headers") or options.get("retries")))
         or task.lock_options.publisher_asks
         or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
         or _origin.get()
@@ -200,7 +199,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     counts_as_queued = bool(key and is_marked)
     # A requeued call has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
-    if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.fence)):
+    if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.had_lease)):
         notes.newest = "queued"
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:

@@ -30,9 +30,9 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.endings import final_result, store_final_result, unmark
-from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, message_of, text_of
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, claim_of, hidden_in, text_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts, LockState
+from celery_singleton_lock.stores.records import LockState
 
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
@@ -129,12 +129,8 @@ class SingletonRequest(Request):
             notes = self._notes()
             key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
             if self.task.is_lockable() and key is not None:
-                options = self.task.lock_options
-                published = notes.first_published
                 token = self.request_dict[DELIVERY][0]
-                # A retry without its attempt is taken for a copy of the run before it.
-                facts = Facts(text_of(self.id), options.holder_name, attempt=self._retries, published=published)
-                claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
+                claim = claim_of(self.task.lock_options, notes, key, token, text_of(self.id), self._retries)
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None
 

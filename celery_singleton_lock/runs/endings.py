@@ -113,40 +113,17 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
             yield signature, is_member
 
 
-class StoresRetryOnce:
-    """The result backend of a task, which keeps Celery from storing RETRY of a run that has stored it."""
+@cache
+def store_retry_once(kind: Any) -> None:
+    """From now on, a result backend of this kind does not store RETRY again for a run that has stored it."""
+    mark_as_retry = kind.mark_as_retry
 
-    def __init__(self, task: Task) -> None:
-        backend = task.backend
-        self._app = task.app
-        # An app's backend may differ from thread to thread.
-        self._own = None if backend is task.app.backend else backend
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        # Others ask which kind of backend it is.
-        return type(self._backend)
-
-    @property
-    def _backend(self) -> Any:
-        return self._own or self._app.backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def mark_as_retry(self, *args: Any, request: Any = None, **kwargs: Any) -> Any:
-        """As Celery's, unless that was done as the message of the next attempt left."""
+    def once(backend: Any, task_id: Any, *args: Any, request: Any = None, **kwargs: Any) -> Any:
         run = run_of(request)
         is_stored = run is not None and run.stored_retry is not None
-        return None if is_stored else self._backend.mark_as_retry(*args, request=request, **kwargs)
+        return None if is_stored else mark_as_retry(backend, task_id, *args, request=request, **kwargs)
 
-
-def store_retry_once(task: Task) -> None:
-    """From now on, RETRY of the task's runs is stored by us alone."""
-    if type(task.backend) is not StoresRetryOnce:
-        # A property of the user's own has no setter, perhaps.
-        with suppress(AttributeError):
-            task.backend = StoresRetryOnce(task)
+    kind.mark_as_retry = once
 
 
 # The results of other runs.

@@ -16,7 +16,7 @@ from celery.app.task import Context
 from celery_singleton_lock.definition.options import LockOptions
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Newest
+from celery_singleton_lock.stores.records import Claim, Facts, Newest
 
 if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run
@@ -43,6 +43,10 @@ class Origin(NamedTuple):
     key: str
     fence: int  # 0 if it ran without a lease
     published: int  # its `first_published`
+
+    @property
+    def had_lease(self) -> bool:
+        return self.fence > 0
 
 
 @dataclass
@@ -143,9 +147,15 @@ def _known_in(written: Any) -> dict[str, Any]:
     raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
 
 
-def message_of(notes: Notes) -> int:
-    """The publication of the call, which tells messages of one task id apart: a task id may be used again."""
-    return 0 if notes.is_bare else notes.published
+def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
+    """The claim of the run that a message has, as its main process knows it too; `admit` adds what its policy needs."""
+    # Without its attempt, a retry would be taken for a copy of the run before it.
+    facts = Facts(task_id, options.holder_name, attempt=attempt, published=notes.first_published)
+    claim = Claim(key, token, options.ttl, options.limit, facts)
+    # A task id may be used again, so the publication tells its messages apart.
+    claim.message = 0 if notes.is_bare else notes.published
+    claim.refused_at = notes.refused_at
+    return claim
 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
@@ -276,7 +286,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
         request.retries
         # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
-        or (notes.origin and notes.origin.fence)
+        or (notes.origin and notes.origin.had_lease)
     )
 
 

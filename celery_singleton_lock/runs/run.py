@@ -53,15 +53,15 @@ from celery_singleton_lock.runs.endings import (
 from celery_singleton_lock.runs.message import (
     DELIVERY,
     Notes,
+    claim_of,
     delivery_of,
     is_later_attempt,
-    message_of,
     state_of,
     text_of,
     way_of,
 )
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.store import Store
 
 
@@ -153,29 +153,22 @@ class Run:
         return DeadMan()
 
     def _claim(self) -> Claim:
-        """Its claim, to which `admit` adds what depends on its policy."""
         options = self.options
         request = self.request
         task = self.task
-        notes = self.notes
         task_id = request.id if type(request.id) is str else text_of(request.id or "")
-        facts = Facts(
-            task_id,
-            options.holder_name,
-            request.hostname or socket.gethostname(),
-            os.getpid(),
-            request.retries or 0,
-            (notes.origin or notes).published,
-            label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
-            not (request.ignore_result or (self.way == "eager" and not task.store_eager_result)),
-        )
+        token = self.delivery.token or new_token()
+        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0)
+        facts = claim.facts
+        facts.hostname = request.hostname or socket.gethostname()
+        facts.pid = os.getpid()
+        if options.label is not None:
+            facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
+        facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
         if self.way == "item" and (item := state_of(request)) is not None:
             # The task that has this task id is its map.
             facts.task_id = item.item_of
             facts.task_name = item.map_name
-        claim = Claim(self.key, self.delivery.token or new_token(), options.ttl, options.limit, facts)
-        claim.message = message_of(notes)
-        claim.refused_at = notes.refused_at
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
@@ -214,7 +207,7 @@ class Run:
 
         If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide the end of that one.
         """
-        store_retry_once(self.task)
+        store_retry_once(self.task.backend.__class__)
         # With `store_errors_even_if_ignored` alone a requeued call leaves no RETRY: it is no error, and nothing would
         # overwrite it.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
