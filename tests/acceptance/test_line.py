@@ -48,10 +48,10 @@ def in_line(task: Any, number: int, key: str = "k", **options: Any) -> list[Any]
     return results
 
 
-def heard_by(server: Server, number: int, key: str) -> None:
+def heard_by(server: Server, number: int, key: str, timeout: float = SOON) -> None:
     """Wait until the workers listen for so many turns."""
     with server.client(database=2) as client:
-        until(lambda: len(client.pubsub_channels(f"{key}:@*")) == number, f"they listen for {number}")
+        until(lambda: len(client.pubsub_channels(f"{key}:@*")) == number, f"they listen for {number}", timeout=timeout)
 
 
 @pytest.mark.parametrize(
