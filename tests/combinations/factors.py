@@ -1,8 +1,7 @@
 """The factors with their values, which combinations are left out and why, and rows drawn of them."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import celery
@@ -47,100 +46,78 @@ CALL: dict[str, tuple[Any, ...]] = {
 }
 FACTORS = STAGE | TASK | CALL
 
+_IN_A_CANVAS = CALL["place"][1:]
+_FAILING = CALL["ending"][1:]
 _CHORDS = ("chord header", "chord body")
 _CHAINS = ("first of a chain", "middle of a chain")
 _AFTER_OTHERS = ("middle of a chain", "chord body")
-_REFUSED = [
-    *((mode, "join") for mode in ("until_executing", "until_executed", "until_and_while_executing")),
-    *(("until_executed", policy) for policy in ("rerun", "replace")),
-    ("until_executing", "replace"),
-]
-_ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
+_RABBITMQ = ("classic", "quorum")
+_YES = (True,)
 
-
-# Why a combination is left out, and when: what Celery or the library refuses, or what has no meaning.
-REASONS: dict[str, Callable[[Row], bool]] = {
-    "before 5.5 Celery consumes from no quorum queue": lambda row: (
-        row["broker"] == "quorum" and celery.VERSION < (5, 5)
-    ),
+# Why a combination is left out, and when: if all values of a case occur together, and Celery is older than `before`.
+REASONS: dict[str, list[dict[str, tuple[Any, ...]]]] = {
+    "before 5.5 Celery consumes from no quorum queue": [{"before": (5, 5), "broker": ("quorum",)}],
     # Seen with 5.4 and not with 5.7, also without the lock.
-    "an older Celery leaves a group waiting by rpc once another result for one of its ids is dropped": lambda row: (
-        celery.VERSION < (5, 7)
-        and row["results"] == "rpc"
-        and row["mode"] != "while_executing"
-        and row["place"] in ("group", "before a group")
-    ),
-    "an older Celery stores RETRY once a worker has thrown the retry away as revoked": lambda row: (
-        celery.VERSION < (5, 7)
-        and row["ending"] in ("revoke", "terminate")
-        and (row["retries"] in ("countdown", "other arguments") or row["autoretry"])
-    ),
-    "join is refused where results cannot be read": lambda row: (
-        row["policy"] == "join" and row["results"] in ("rpc", "none")
-    ),
-    "join is refused where results are ignored": lambda row: row["policy"] == "join" and row["ignore"],
-    "who joins a result that is forgotten at once may come too late for it": lambda row: (
-        row["policy"] == "join" and row["results"] == "forgotten"
-    ),
-    "only Redis as the broker has a visibility timeout": lambda row: row["redelivers"] and row["broker"] != "redis",
-    "RabbitMQ itself drops what has expired, and nobody is told": lambda row: (
-        row["broker"] != "redis" and row["timing"] == "expires"
-    ),
-    "a step that a worker sends may come to its eta, of which Celery leaves RabbitMQ no whole second": lambda row: (
-        row["broker"] == "quorum" and row["place"] in _AFTER_OTHERS and row["timing"] == "eta"
-    ),
-    "only prefork has children that can be killed or timed out": lambda row: (
-        row["pool"] != "prefork" and row["ending"] in _ONLY_PREFORK
-    ),
-    "Celery leaves whoever waits for an Ignore or a Reject waiting": lambda row: (
-        row["place"] != "single" and row["ending"] in ("ignore", "reject")
-    ),
-    "Celery leaves a group waiting after a step that fails": lambda row: (
-        row["place"] == "before a group" and row["ending"] != "return"
-    ),
-    "Celery waits for a result that a member of a group, or the body of a chord, has ignored": lambda row: (
-        row["place"] in ("group", "chord body") and row["ignore"]
-    ),
-    "Celery leaves a chain waiting after a step that fails and ignores its result": lambda row: (
-        row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return"
-    ),
+    "an older Celery leaves a group waiting by rpc once another result for one of its ids is dropped": [
+        {"before": (5, 7), "results": ("rpc",), "mode": TASK["mode"][1:], "place": ("group", "before a group")}
+    ],
+    "an older Celery stores RETRY once a worker has thrown the retry away as revoked": [
+        {"before": (5, 7), "ending": ("revoke", "terminate"), "retries": ("countdown", "other arguments")},
+        {"before": (5, 7), "ending": ("revoke", "terminate"), "autoretry": _YES},
+    ],
+    "join is refused where results cannot be read": [{"policy": ("join",), "results": ("rpc", "none")}],
+    "join is refused where results are ignored": [{"policy": ("join",), "ignore": _YES}],
+    "a call may join too late for a result that is forgotten at once": [
+        {"policy": ("join",), "results": ("forgotten",)}
+    ],
+    "only Redis as the broker has a visibility timeout": [{"redelivers": _YES, "broker": _RABBITMQ}],
+    "RabbitMQ itself drops what has expired, and nobody is told": [{"broker": _RABBITMQ, "timing": ("expires",)}],
+    "a step that a worker sends may come to its eta, of which Celery leaves RabbitMQ no whole second": [
+        {"broker": ("quorum",), "place": _AFTER_OTHERS, "timing": ("eta",)}
+    ],
+    "only prefork has children that can be killed or timed out": [
+        {"pool": STAGE["pool"][1:], "ending": ("soft limit", "hard limit", "kill", "terminate")}
+    ],
+    "Celery leaves whoever waits for an Ignore or a Reject waiting": [
+        {"place": _IN_A_CANVAS, "ending": ("ignore", "reject")}
+    ],
+    "Celery leaves a group waiting after a step that fails": [{"place": ("before a group",), "ending": _FAILING}],
+    "Celery waits for a result that a member of a group, or the body of a chord, has ignored": [
+        {"place": ("group", "chord body"), "ignore": _YES}
+    ],
+    "Celery leaves a chain waiting after a step that fails and ignores its result": [
+        {"place": _CHAINS, "ignore": _YES, "ending": _FAILING}
+    ],
     # Seen without the lock: `chain(ignored.si(), other.si())` loses the result of `other`, if `get` comes late.
-    "by rpc, Celery declares no queue for results if the first step of a chain ignores its own": lambda row: (
-        row["broker"] in ("classic", "quorum")
-        and row["results"] == "rpc"
-        and row["ignore"]
-        and row["place"] in ("first of a chain", "before a group")
-    ),
-    "what replaces a call sends its result by rpc to the worker that was replaced": lambda row: (
-        row["results"] == "rpc" and row["retries"] == "replace"
-    ),
-    "what expires in a canvas leaves Celery's own steps waiting": lambda row: (
-        row["place"] != "single" and row["timing"] == "expires"
-    ),
-    "who sends by another way is no member of a canvas": lambda row: (
-        row["place"] != "single" and row["route"] != "delay"
-    ),
-    "this result backend has no chords": lambda row: row["results"] in ("rpc", "none") and row["place"] in _CHORDS,
+    "by rpc, Celery declares no queue for results if the first step of a chain ignores its own": [
+        {"broker": _RABBITMQ, "results": ("rpc",), "ignore": _YES, "place": ("first of a chain", "before a group")}
+    ],
+    "what replaces a call sends its result by rpc to the worker that was replaced": [
+        {"results": ("rpc",), "retries": ("replace",)}
+    ],
+    "what expires in a canvas leaves Celery's own steps waiting": [{"place": _IN_A_CANVAS, "timing": ("expires",)}],
+    "a call that is sent by another way is no member of a canvas": [
+        {"place": _IN_A_CANVAS, "route": CALL["route"][1:]}
+    ],
+    "this result backend has no chords": [{"results": ("rpc", "none"), "place": _CHORDS}],
     # Seen on a busy machine: `celery.chord_unlock` succeeds twice, and each time with a new message for the body.
-    "a chord that polls publishes its body twice if its own message is delivered twice": lambda row: (
-        row["results"] == "database" and row["redelivers"] and row["place"] in _CHORDS
-    ),
-    "a chord that polls needs stored results": lambda row: (
-        row["results"] == "database" and row["place"] == "chord header" and row["ignore"]
-    ),
-    "such a pair of mode and policy is refused": lambda row: (row["mode"], row["policy"]) in _REFUSED,
-    "in until_executing a run takes no lease, so its copies are Celery's": lambda row: (
-        row["mode"] == "until_executing" and row["redelivers"]
-    ),
-    "what a worker publishes first has the key that a worker makes": lambda row: (
-        row["keys"] == "by code" and row["place"] in _AFTER_OTHERS
-    ),
-    "what comes without notes has the key that its worker makes": lambda row: (
-        row["keys"] == "by code" and row["route"] == "send_task"
-    ),
-    "a retry with other arguments, and what replaces a run, has the key that its worker makes": lambda row: (
-        row["keys"] == "by code" and row["retries"] in ("other arguments", "replace")
-    ),
+    "a chord that polls publishes its body twice if its own message is delivered twice": [
+        {"results": ("database",), "redelivers": _YES, "place": _CHORDS}
+    ],
+    "a chord that polls needs stored results": [{"results": ("database",), "place": ("chord header",), "ignore": _YES}],
+    "such a pair of mode and policy is refused": [
+        {"mode": TASK["mode"][1:], "policy": ("join",)},
+        {"mode": ("until_executed",), "policy": ("rerun", "replace")},
+        {"mode": ("until_executing",), "policy": ("replace",)},
+    ],
+    "in until_executing a run takes no lease, so its copies are Celery's": [
+        {"mode": ("until_executing",), "redelivers": _YES}
+    ],
+    "the worker makes the key of what a worker publishes first, of what comes without notes, and of other arguments": [
+        {"keys": ("by code",), "place": _AFTER_OTHERS},
+        {"keys": ("by code",), "route": ("send_task",)},
+        {"keys": ("by code",), "retries": ("other arguments", "replace")},
+    ],
 }
 
 
@@ -151,11 +128,14 @@ def plain() -> dict[str, Any]:
 
 def why_not(row: Row) -> str | None:
     """Why this combination is left out, as far as its factors are known; None if it is not."""
-    for reason, applies in REASONS.items():
-        with suppress(KeyError):
-            if applies(row):
-                return reason
+    for reason, cases in REASONS.items():
+        if any(all(_is_so(row, *value) for value in case.items()) for case in cases):
+            return reason
     return None
+
+
+def _is_so(row: Row, name: str, values: tuple[Any, ...]) -> bool:
+    return values > celery.VERSION if name == "before" else name in row and row[name] in values
 
 
 def drawn(rng: random.Random, names: Iterable[str], given: Row) -> dict[str, Any]:
