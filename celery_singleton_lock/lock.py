@@ -19,17 +19,19 @@ from celery_singleton_lock.definition.keys import checked_name, key_of
 from celery_singleton_lock.definition.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
-from celery_singleton_lock.leases import coroutines
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import (
     Hold,
     Lease,
+    acquire_in_loop,
     forget,
     give_back,
     holds,
     is_undone,
     known_holds,
     new_token,
+    release_in_loop,
+    release_soon,
     running_loop,
 )
 from celery_singleton_lock.stores import shared_store
@@ -165,9 +167,9 @@ class Lock:
         if hold is not None:
             forget(hold)
             if hold.lasts and error_type is GeneratorExit:
-                coroutines.release_soon(hold.lease)
+                release_soon(hold.lease)
             elif hold.lasts:
-                await coroutines.release(hold.lease)
+                await release_in_loop(hold.lease)
         return False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -279,7 +281,7 @@ class Lock:
     async def _take_in_loop(self, patience: float | None, statement: object = None) -> Lease | Conflict:
         hold = self._begin(statement)
         try:
-            answer = await coroutines.acquire(hold.lease, patience) if hold.takes == 1 else None
+            answer = await acquire_in_loop(hold.lease, patience) if hold.takes == 1 else None
         except BaseException:
             # What it has left is given back in a thread.
             forget(hold)

@@ -1,6 +1,6 @@
-"""What may block, in a thread of its own: releases whose answer was lost, receivers of signals, lines of the log.
+"""A thread for calls that may block: releases whose answer was lost, receivers of signals, lines of the log.
 
-A renewal must not wait for any of it, because all leases of the process would wait with it.
+A renewal must wait for none of these calls, because all leases of the process would wait with it.
 """
 
 import logging
@@ -20,10 +20,10 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent store, or a silent server of a cluster, is not asked, so that the releases at the others
-# do not wait for it. No longer, because a key is to be free soon after its store is back.
+# Seconds for which a store, or a server of a cluster, is not asked again after it was silent: the releases at other
+# stores would wait for it. Not longer, because a key has to be free soon after its store is back.
 _SILENCE = 1.0
-# Seconds after which a request that was under way has surely come, even if a proxy has kept it back.
+# Seconds after which a request that was under way has surely arrived, even if a proxy has kept it back.
 _UNDER_WAY = 3.0
 
 
@@ -31,7 +31,7 @@ class Background(DaemonThread):
     """Makes calls, one after the other. Where threads are greenlets, this one is a greenlet too.
 
     Arguments:
-        stays: Whether to go on though there is nothing to do.
+        stays: Whether the thread stays though it has no call to make.
     """
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
@@ -40,22 +40,22 @@ class Background(DaemonThread):
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all calls: they are of the process that this one was forked from."""
+        """Forget all calls, which belong to the process that this one was forked from."""
         self._pid = os.getpid()
         self._running = None
-        # The queue of C: its `put` is safe in the handler of a signal, and no library makes it one for greenlets.
+        # The queue of C: its `put` is safe in the handler of a signal, and gevent and eventlet do not replace it.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
     def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """Make a call soon after *delay* seconds, after those that were due before."""
+        """Make a call after *delay* seconds, and after the calls that were due before."""
         self.put(call, delay)
         self.ensure()
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """The same, if the thread runs; if not, it is made once the thread does."""
+        """As `submit`, without a start of the thread: if it does not run, the call waits until it does."""
         if self._pid != os.getpid():
-            # Not a hook of Python's: a program in C, such as uWSGI, forks without one.
+            # Python's hooks for forks are no help: a program in C, such as uWSGI, forks without them.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -70,7 +70,7 @@ class Background(DaemonThread):
             call = heappop(self._waiting)[2]
             try:
                 call()
-            except Exception:  # noqa: BLE001 (the log tells)
+            except Exception:  # noqa: BLE001 (the thread must go on; the log tells)
                 log.write(logging.ERROR, "lock.bug", "the thread goes on", where="background", exc_info=True)
         return True
 
@@ -78,7 +78,7 @@ class Background(DaemonThread):
         greenlets = patched_by()
         if greenlets is None:
             return self._calls.get(timeout=timeout)
-        # The queue would stop the event loop.
+        # A wait in the queue of C would stop all greenlets.
         give_up_at = clock() + timeout
         while self._calls.empty() and (left := give_up_at - clock()) > 0:
             greenlets.sleep(min(left, _LOOK_AGAIN))
@@ -93,20 +93,19 @@ background = Background()
 
 @dataclass(eq=False)
 class PendingRelease:
-    """Something that the store may still have, and that nobody wants any more: released until that is answered.
+    """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers.
 
     Attributes:
-        store, key, task_id: Where it is, and the run that has left it, for the log; None if it is no task's.
-        give_up_at: When the store has freed it by itself.
-        release: Releases it, or raises a `StoreError` if there is no answer.
-        may_release: Asked before each try.
-        may_arrive: The request that makes it may still be under way, on another connection, where the release
-            overtakes it. So it is released again and again for a while after the first answer.
+        store, key: The lock that has it.
+        give_up_at: The moment, on `clock()`, at which it has expired in the store.
+        release: Makes the request; a `StoreError` means that there was no answer.
+        may_release: Called before each try; False puts the try off.
+        may_arrive: The request that makes the lease may still be under way on another connection, where this release
+            overtakes it. So the release is repeated for three seconds after its first answer.
     """
 
     store: Store
     key: str
-    task_id: str | None
     give_up_at: float
     release: Callable[[], object]
     may_release: Callable[[], bool] = lambda: True
@@ -116,7 +115,7 @@ class PendingRelease:
         """Try once, and again later if that is needed."""
         try:
             pause = self._try()
-        except Exception:  # noqa: BLE001 (the log tells)
+        except Exception:  # noqa: BLE001 (it is tried again; the log tells)
             log.write(logging.ERROR, "lock.bug", "key=%s is released later", self.key, where="release", exc_info=True)
             pause = _PAUSE
         if pause and clock() + pause < self.give_up_at:
@@ -136,6 +135,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        # Counted from the first answer, because a later one would make it later.
+        # Only the first answer counts: each later one would put the end off.
         self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE

@@ -1,6 +1,6 @@
-"""The counts of a process, and the events for the history, until they are added to those in the store.
+"""The counts of this process, and its events for the history, until the store has them.
 
-To count is to append to a deque. The sums go to the store every few seconds, and at the end of the process.
+To count is to append to a deque. The sums go to the store every five seconds, and at the end of the process.
 """
 
 import atexit
@@ -26,32 +26,32 @@ _EVERY = 5.0
 # Seconds until counts are sent again to a store that has not answered.
 _AGAIN = 15.0
 _BOUND = 1.0
-# The oldest are dropped if a process counts more between two flushes.
+# The counts that a process keeps between two flushes; the oldest are dropped.
 _MOST_EVENTS = 100_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
-# Events for the history that a process keeps until the store takes them; the oldest are dropped as well.
+# The events for the history that a process keeps until the store takes them; the oldest are dropped.
 _MOST_NOTED = 1_000
-# The outcomes of a conflict after which the call goes on, or was a copy of another delivery.
+# The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
-"""Upper bounds of the buckets of a histogram, in seconds; one more bucket has the rest."""
+"""Upper bounds of the buckets of a histogram, in seconds; one more bucket has the longer times."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "unlocked", "unanswered", "late", "held"]
-"""The events that are counted; the value of `acquired` is the length of the wait, of `held` that of the lease."""
+"""The events that are counted; the value of `acquired` is the seconds of the wait, of `held` those of the lease."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
-    """The key of the counts, or of the history, that belong to a lock key; without braces, so no lock key itself.
+    """The key of the counts, or of the history, of all locks with the prefix of *key*. No lock key lacks the braces.
 
-    The counts have a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
+    The counts are a hash with a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
     """
     return key.partition("{")[0] + what
 
 
 class Counters:
-    """Sums of what has happened in this process, and what was unusual in it."""
+    """Sums of what has happened in this process, and the unusual events for the history."""
 
     _pid = 0
 
@@ -72,15 +72,9 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count something for a lease that the heartbeat watches, because `watch` has called `ensure_own`.
+        """Count an event of a lease that the heartbeat watches; for any other, `count` looks for a fork first.
 
-        Arguments:
-            store: Where the lock is.
-            key: The lock key.
-            what: What has happened.
-            task: Name of the task; empty for a `Lock`.
-            label: The outcome, or the reason.
-            value: Seconds.
+        *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
@@ -89,9 +83,9 @@ class Counters:
     def note(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Note for the history what has happened to a call, unless that is usual.
+        """Note an event of a call for the history, unless it is usual.
 
-        *event* and *outcome* are those of the log; *holder* is the task id of the call that was in its way.
+        *event* and *outcome* are words of the log; *holder* is the task id of the call that was in its way.
         """
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
@@ -103,13 +97,13 @@ class Counters:
             self.flush_later(_EVERY)
 
     def flush_later(self, delay: float) -> None:
-        # At the end of the interpreter no thread can start; then `flush` is called without one.
+        # At the end of the interpreter no thread can start, and `flush` is called at exit.
         with suppress(RuntimeError):
             background.submit(self.flush, delay)
         self._will_flush = True
 
     def flush(self) -> None:
-        """Hand over all there is, within a second for each store. What is not answered is kept for the next time."""
+        """Send all counts and events, within a second for each store; those of a silent store are kept for later."""
         if self._pid != os.getpid():
             return
         with self._flushing:
@@ -130,7 +124,7 @@ class Counters:
                 try:
                     send(store, key, batch, _BOUND)
                     del unsent[store, key]
-                    # A run that asked meanwhile has opened a second connection, which would stay for good.
+                    # A run that asked during the flush has opened a second connection, which would stay open.
                     store.servers.close_spare()
                 except (SingletonLockError, OSError) as error:
                     text = "%s; the counts are kept and sent with the next"
@@ -138,7 +132,7 @@ class Counters:
                     log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        # A busy process counts the same few things again and again, so their values are added up together.
+        # Grouped first, because a busy process counts the same few events thousands of times.
         values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
         for store, key, what, task, label, value in _taken_from(self._events):
             values_of[store, key.partition("{")[0], what, task, label].append(value)
@@ -162,17 +156,17 @@ class Counters:
             if len(self._tasks) >= _MOST_TASKS:
                 return "_other"
             self._tasks.add(task)
-        # Half of a character cannot be sent.
+        # A lone surrogate cannot be sent.
         return task[:_LONGEST_NAME].encode(errors="replace").decode()
 
 
 def _taken_from(events: deque[Any]) -> list[Any]:
-    # Other threads only append, so as many as there are now can be taken without a race.
+    # Other threads only append, so the present number can be taken without a race.
     return [events.popleft() for _ in range(len(events))]
 
 
 def _in_buckets(values: list[float]) -> Iterator[tuple[str, int]]:
-    """How many of the values are in each bucket that has any."""
+    """The number of values in each bucket that has any."""
     values.sort()
     before = 0
     for bound in (*BOUNDS, inf):
@@ -187,10 +181,10 @@ note = counters.note
 
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:
-    """Count something, perhaps first of all in a process that was forked."""
+    """Count an event, also as the first one in a forked process."""
     counters.ensure_own()
     counters.add(store, key, what, task, label)
 
 
-# billiard ends its pool processes without these calls, so `receivers` makes the call there.
+# billiard ends its pool processes without these calls, so `receivers` flushes there.
 atexit.register(counters.flush)

@@ -25,16 +25,16 @@ RENEWALS_PER_TTL = 3
 _BEATS_PER_RENEWAL = 4
 _LATE = 4
 _SHORTEST_PAUSE = 0.05
-# Enough to connect anew to a store that is far away; each of its replies may take a second.
+# Seconds for a new connection to a store that is far away; each of its replies may take a second.
 _LONGEST_RENEWAL = 5.0
 _LATE_RENEWAL = 1.0
 _LONGEST_SLEEP = 3600.0
-# Seconds without a lease after which the thread ends, so that short tasks one after another do not each start one.
+# Seconds without a lease after which the thread ends; short tasks one after another share a thread.
 _LINGERS = 5.0
-# Equal lines in the log for one beat.
+# Lines in the log for one beat, whatever number of leases they are about.
 _MOST_LINES = 10
 _NEVER = float("inf")
-# Why a holder has to stop, or has lost its lease, if the answer says so.
+# The reason that an answer gives a holder to stop, or for the loss of its lease.
 REASONS: dict[Renewal, LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
@@ -45,10 +45,10 @@ REASONS: dict[Renewal, LostReason | None] = {
 
 
 class RenewalThread(DaemonThread):
-    """Renews what a process holds in one store, or in one part of it, each time that something is due.
+    """Renews the leases of this process in one store, or in one part of it, each time that one is due.
 
-    Where threads are greenlets it is a native thread, which no greenlet can starve, with a client of its own. There it
-    touches neither the log nor the event loop, whose locks are those of greenlets; a greenlet does so in its place.
+    Where threads are greenlets, this is a native thread, which no greenlet can starve, with a client of its own. It
+    must touch neither the log nor the event loop, whose locks are those of greenlets, so a greenlet makes such calls.
     """
 
     def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
@@ -56,14 +56,13 @@ class RenewalThread(DaemonThread):
         self.part = part
         self._heartbeat = heartbeat
         self._client = store
-        # Weakly: a lease that nobody can reach any more is not to be renewed for ever.
+        # Weak references: a lease that nobody can release any more must not be renewed for ever.
         self.watching: dict[ref[Holding], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
         self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
 
     def add(self, holding: "Holding") -> None:
-        """Renew it from now on, for as long as something else refers to it."""
         holding.thread = self
         self.watching[ref(holding)] = None
         if self._greenlet is not None:
@@ -75,7 +74,7 @@ class RenewalThread(DaemonThread):
             self._wakes.put(None)
 
     def remove(self, holding: "Holding") -> None:
-        """Stop renewing it. A request that is under way does no harm: it never brings back what was released."""
+        """Stop renewing it. A renewal that is under way does no harm: it never brings back a released lease."""
         self.watching.pop(ref(holding), None)
 
     def watched(self) -> list["Holding"]:
@@ -95,8 +94,8 @@ class RenewalThread(DaemonThread):
         return bool(self.watching)
 
     def _step(self) -> bool:
-        """Sleep until something is due, or comes; then renew what is due."""
-        # First: whoever comes while this looks at what is due has to wake it.
+        """Sleep until a lease is due, or comes; then renew the leases that are due."""
+        # Before the look, so that a lease that comes during the look wakes this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -107,7 +106,7 @@ class RenewalThread(DaemonThread):
             self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
         if clock() < due_at:
             return True
-        # Nobody would close the event loop of a native thread.
+        # A native thread beside greenlets stays: its client may have an event loop, which nobody would close.
         if not due and self._greenlet is None:
             self._heartbeat.threads.pop(self.part, None)
             return False
@@ -116,7 +115,7 @@ class RenewalThread(DaemonThread):
             if late := {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}:
                 self._call(partial(tell_late, late))
             self._beat()
-        except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
+        except Exception as error:  # noqa: BLE001 (the thread must go on; the log tells)
             write = partial(log.write, logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat")
             self._log(partial(write, exc_info=error))
             with suppress(Empty):
@@ -128,15 +127,15 @@ class RenewalThread(DaemonThread):
             for holding in self.watched():
                 if self.store.part_of(holding.key) is not self.part:
                     self._call(partial(self._heartbeat.watch, holding))
-                # A greenlet may do so only later, and its part may be back by then.
+                # A greenlet calls `watch` only later, and by that time the lease may be of this part again.
                 if holding.thread is not self:
                     self.remove(holding)
         now = clock()
         for holding in self.watched():
-            # Only if it was asked in vain: a beat that comes late asks first.
+            # A beat that comes late asks first: the lease is lost only if a renewal had no answer.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # What is due soon as well: thousands of leases must not keep a process busy.
+        # Leases that are due soon go along: thousands of leases must not each cost a request.
         beats = RENEWALS_PER_TTL * _BEATS_PER_RENEWAL
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / beats]:
             self._renew(due)
@@ -148,7 +147,7 @@ class RenewalThread(DaemonThread):
         except StoreError as error:
             for holding in holdings:
                 holding.is_unsure = True
-                # Soon again; the deadline stands.
+                # Try again soon. The deadline stands.
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
             for holding in [one for one in holdings if one.is_kept][:_MOST_LINES]:
                 who = {"key": holding.key, "task_id": holding.task_id}
@@ -163,11 +162,11 @@ class RenewalThread(DaemonThread):
 
     def _ask(self, holdings: list["Holding"]) -> list[Renewal]:
         now = clock()
-        # So that each loss is reported when its deadline passes. A beat that comes after it has the time of a reply.
+        # The bound is the nearest deadline, so that a loss is reported as it passes. A late beat waits for one reply.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # Who waits for an answer is not late.
+            # A lease that waits for an answer is not late.
             holding.next_renewal = now + bound
         try:
             if self._greenlet is not None and self._client is self.store:
@@ -187,29 +186,30 @@ class RenewalThread(DaemonThread):
             self.remove(holding)
 
     def _log(self, line: Callable[[], object]) -> None:
-        # Not here, because a handler may block.
+        # In the background, because a handler may block.
         self._call(partial(background.submit, line))
 
     def _call(self, call: Callable[[], object]) -> None:
         if self._greenlet is None:
             call()
         else:
-            # Without a start: in this thread it would become a greenlet of another event loop.
+            # Not `submit`: a greenlet that this thread starts would belong to another event loop.
             self._greenlet.put(call)
 
 
 class Heartbeat:
-    """Keeps leases alive, and says so when one cannot be kept.
+    """Keeps the leases of a process alive, and tells each holder whose lease cannot be kept.
 
-    A renewal has four outcomes. *Renewed*: the full ttl lies ahead again. *Asked to stop*: the same, and the holder has
-    to end. *Lost*: the store says the lease is not ours any more. *Unsure*: the store did not answer; the renewal may
-    have worked, so it is tried again, sooner, until the deadline passes, and only then is the lease lost. A beat that
-    comes late, because the process got no time or a body held the GIL, asks first: nobody may have wanted the key, or
-    somebody else may have kept the lease alive.
+    A renewal has four outcomes. *Renewed*: the full ttl lies ahead again. *Asked to stop*: renewed as well, and the
+    holder has to end. *Lost*: the store says that the lease is not ours any more. *Unsure*: the store did not answer.
+    The renewal may have worked, so it is tried again, sooner, and the lease is lost only once its deadline passes.
 
-    Each store has a thread of its own, and each part of a store that has parts. So one that does not answer costs the
-    leases of the others nothing. A signal may raise anywhere in `watch`, so what they share with those threads are
-    dicts and queues of C, and no lock.
+    A beat comes late if the process got no time, or if a body held the GIL. It asks even after the deadline: the key
+    may still be free, or the main process of a worker may have renewed the lease.
+
+    Each store, or each part of a store that has parts, has a thread of its own. So a store that does not answer costs
+    the leases at the others nothing. A signal may raise anywhere in `watch`, so it shares dicts and queues of C with
+    those threads, and no lock.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class Heartbeat:
 
 
 def lateness(holding: "Holding") -> float:
-    """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was asked before."""
+    """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was told before."""
     late = clock() - min(holding.next_renewal, holding.deadline)
     if late <= holding.ttl / _LATE or holding.told_late_for == holding.deadline:
         return 0.0
@@ -258,10 +258,7 @@ def tell_late(late: dict["Holding", float]) -> None:
 
 
 def _report_step(address: str, seconds: float) -> None:
-    text = (
-        "its clock was set by so many seconds, or that of its new master differs; leases have ended early, or last "
-        "longer"
-    )
+    text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
     background.submit(partial(log.write, logging.WARNING, "lock.clock", text, store=address, step=seconds))
 
 

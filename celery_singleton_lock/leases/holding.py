@@ -374,7 +374,7 @@ class Holding:
         """Its release in the background, while the store may still count it, or a later delivery may still come."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
-        return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
+        return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
         """Stop renewing: the holder is done with it."""

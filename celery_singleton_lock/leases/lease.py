@@ -1,23 +1,35 @@
-"""The view that users have of a lease, and the leases under which the calling code runs."""
+"""Leases as callers have them: the view of users, the leases of the calling code, and the way of event loops."""
 
 import asyncio
 import os
 import threading
 from binascii import b2a_base64
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import AsyncGeneratorType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from celery_singleton_lock.errors import LostReason
-from celery_singleton_lock.leases import coroutines
+from celery_singleton_lock.errors import LostReason, SingletonLockError, StoreError
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.line import pause_after, pause_before
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
+from celery_singleton_lock.stores.redis.listener import DEAF
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
 
+T = TypeVar("T")
+
+# Threads that ask the stores for the event loops of this process.
+_THREADS = 8
+# One pool for each process: after a fork, the threads are the parent's.
+_pools: dict[int, ThreadPoolExecutor] = {}
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
@@ -94,7 +106,7 @@ class Lease:
 
     async def arelease(self) -> None:
         """As `release`, without blocking the event loop; a cancelled `arelease` gives the lease back all the same."""
-        await coroutines.release(self._holding)
+        await release_in_loop(self._holding)
 
 
 _GENERATORS = GeneratorType, AsyncGeneratorType
@@ -184,3 +196,153 @@ def give_back(hold: Hold) -> None:
     forget(hold)
     if hold.lasts:
         hold.lease.release()
+
+
+# In an event loop. A few threads of our own ask the store, and never those of the loop. Each coroutine that waits
+# costs one channel of the listener, and no thread. It can be cancelled at any `await`; a request that is under way
+# goes on, and a lease that it brings is given back.
+
+
+async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
+    """Take the lease, or queue for it for *patience* seconds; None waits for as long as it takes.
+
+    Unless the lease is granted, nothing stays in the store, at the latest once the request under way has ended.
+    """
+    requests = _Requests(lease)
+    try:
+        answer = await requests.acquire()
+        if isinstance(answer, Conflict) and patience != 0:
+            answer = await _wait(lease, patience, requests)
+            if not isinstance(answer, Grant):
+                await requests.make(requests.give_back)
+    except BaseException:
+        requests.give_back_last()
+        raise
+    return answer
+
+
+async def release_in_loop(lease: "Holding") -> None:
+    """See `Lease.arelease`."""
+    _loop(lease.key)
+    if lease.let_go():
+        # Before the first `await`, so that nobody releases the lease twice.
+        lease.stop()
+        await _Requests(lease).make(lease.give_back)
+
+
+def release_soon(lease: "Holding") -> None:
+    """Release the lease for a coroutine that is closed, and so can await nothing."""
+    if lease.let_go():
+        lease.stop()
+        background.submit(lease.give_back)
+
+
+async def _wait(lease: "Holding", patience: float | None, requests: "_Requests") -> Verdict:
+    give_up_at = clock() + (float("inf") if patience is None else patience)
+    lease.stand_in_line()
+    channel = lease.claim.channel
+    listener = lease.store.listener
+
+    def end() -> None:
+        listener.remove(channel)
+        requests.give_back_last()
+
+    bell = _LoopBell(end)
+    try:
+        listener.add(channel, bell.ring)
+        await bell.wait(pause_before(lease.claim, give_up_at))
+        answer = await requests.acquire()
+        while pause := pause_after(answer, lease.claim, give_up_at, is_deaf=bell.is_deaf):
+            await bell.wait(pause)
+            answer = await requests.acquire()
+        return answer
+    finally:
+        listener.remove(channel)
+
+
+def _loop(key: str) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise SingletonLockError(
+            f"the lock key={key} can be awaited only where an event loop of asyncio runs (that of uvloop is one); "
+            "elsewhere use `with lock`, lock.acquire() and lease.release()"
+        ) from error
+
+
+class _Requests:
+    """Requests about a lease, in threads, one after the other."""
+
+    _last: "Future[Any] | None" = None
+
+    def __init__(self, lease: "Holding") -> None:
+        self._lease = lease
+
+    async def make(self, call: Callable[[], T]) -> T:
+        """The result of *call*, which runs to its end even if this coroutine is cancelled."""
+        loop = _loop(self._lease.key)
+        self._last = request = _submit(call)
+        # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease.
+        request.add_done_callback(lambda _: self.give_back() if loop.is_closed() else None)
+        return await asyncio.shield(asyncio.wrap_future(request))
+
+    async def acquire(self) -> Verdict:
+        """Ask for the lease; a `StoreError` if earlier requests keep all threads busy, so the store must be silent."""
+        began_at = clock()
+
+        def ask_in_time() -> Verdict:
+            if clock() - began_at > ACQUIRE_BOUND:
+                raise StoreError(self._lease.store.address, "no answer to those that have asked before")
+            return self._lease.acquire()
+
+        return await self.make(ask_in_time)
+
+    def give_back_last(self) -> None:
+        """Release the lease after the request that is under way, without waiting for it."""
+        if (last := self._last) is not None:
+            # In the background, because the garbage collector may call this wherever it ends a coroutine, also while
+            # this thread has the lock of a future or of the pool.
+            background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
+
+    def give_back(self) -> None:
+        if self._lease.unreleased:
+            self._lease.give_back()
+
+
+class _LoopBell:
+    """Wakes a coroutine, from any thread, also while it does not sleep; *is_gone* is called if its loop was closed."""
+
+    is_deaf = True
+    """The listener may miss messages, so nobody may ring."""
+
+    def __init__(self, is_gone: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._is_gone = is_gone
+        self._rung = asyncio.Event()
+
+    def ring(self, what: str) -> None:
+        def note() -> None:
+            self.is_deaf = what == DEAF
+            self._rung.set()
+
+        try:
+            self._loop.call_soon_threadsafe(note)
+        except RuntimeError:
+            # The loop was closed, so the coroutine never wakes.
+            self._is_gone()
+
+    async def wait(self, seconds: float) -> None:
+        """Return once it has been rung since the last time, and at the latest after *seconds*."""
+        # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
+        alarm = self._loop.call_later(seconds, self._rung.set)
+        try:
+            await self._rung.wait()
+            self._rung.clear()
+        finally:
+            alarm.cancel()
+
+
+def _submit(call: Callable[[], T]) -> "Future[T]":
+    pid = os.getpid()
+    pool = _pools.get(pid) or _pools.setdefault(pid, ThreadPoolExecutor(_THREADS, "singleton-lock"))
+    return pool.submit(call)

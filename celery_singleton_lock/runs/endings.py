@@ -227,7 +227,7 @@ def unmark(
             end()
             is_answered = True
     if may_arrive or not is_answered:
-        background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
+        background.submit(PendingRelease(store, key, clock() + _PATIENCE, end, may_arrive=may_arrive))
 
 
 # Workflows.

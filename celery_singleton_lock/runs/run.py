@@ -330,7 +330,7 @@ class Run:
             except StoreError as error:
                 text = "until it is written in the background, a copy of this message may run: %s"
                 log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
-        background.submit(PendingRelease(self.store, self.key, self.task_id, clock() + ending.kept, mark))
+        background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 
     def unmark(self) -> None:
         """End what the call has left in the store: its message has ended for good."""
