@@ -36,13 +36,13 @@ class LockHeld(SingletonLockError):
 
     Arguments:
         key: The lock key that was wanted.
-        holder_task_id: Task id of the one that has it, or goes before; None if it is not a task.
+        holder_task_id: Task id of the call that has the key, or goes first; None for a `Lock`.
         expires_in: Seconds until the first place is free if no holder renews.
-        state: `held`, `cooldown`, `queued` if that one goes before, or `ended`.
+        state: `held`, `cooldown`, `queued` (the named call goes first), or `ended` (it has just ended).
     """
 
     reason = "raised"
-    """`CallRevoked` has a reason as well, so a program reads both errors in the same way."""
+    """`CallRevoked` has a reason, too, so a program reads both errors in the same way."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -55,19 +55,19 @@ class LockHeld(SingletonLockError):
 
     def __str__(self) -> str:
         who = f"task_id={self.holder_task_id}" if self.holder_task_id else "a Lock"
-        # A result may have the state of a later version.
+        # The result may be that of a later version, with a state unknown here.
         state = _STATES.get(self.state, "is kept by {} for another {:.1f} s")
         return f"lock key={self.key} {state.format(who, self.expires_in)}"
 
 
 class LockLost(SingletonLockError):
-    """The lease ended while the work that it protects was not done.
+    """The lease ended, or its holder was asked to end, before the work was done.
 
     Arguments:
         key: The lock key.
-        reason: `expired` (it has no holder now), `taken` (another holder has it),
-            `unreachable` (Redis did not answer until the deadline), `replaced` (a successor waits for it to be
-            released), `broken` (a person has asked it to end), `released`, or `forked` (a forked child holds nothing).
+        reason: `expired` (the key has no holder now), `taken` (another holder has it), `unreachable` (Redis gave no
+            answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
+            end), `released`, or `forked` (a forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: NotHeldReason = "expired") -> None:
@@ -82,7 +82,7 @@ class LockLost(SingletonLockError):
 
 
 class StoreError(SingletonLockError):
-    """The store gave no usable answer. A request without an answer may have worked.
+    """The store gave no usable answer. The request may have worked all the same.
 
     Arguments:
         store: Address of the store, without credentials.

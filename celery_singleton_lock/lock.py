@@ -43,8 +43,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NOT_MINE = (
-    "is not held by this thread, asyncio task or process; only the one that acquired it can release it here, "
-    "and any thread of its process can call lease.release()"
+    "is not held by this thread, asyncio task or process. Release it where it was acquired, or call lease.release() "
+    "in any thread of that process"
 )
 _BLOCKS_LOOP = (
     "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: write "
@@ -52,7 +52,7 @@ _BLOCKS_LOOP = (
 )
 _STOPS_GREENLETS = (
     "cannot be waited for: gevent or eventlet has patched only a part of this process, so a wait would stop all its "
-    "greenlets, also the one that holds the lock; call gevent.monkey.patch_all() or eventlet.monkey_patch() before any "
+    "greenlets, also the one that holds the lock. Call gevent.monkey.patch_all() or eventlet.monkey_patch() before any "
     "other import, or ask once by acquire(blocking=False)"
 )
 _TAKES_FUNCTIONS = (
@@ -64,34 +64,34 @@ _TAKES_FUNCTIONS = (
 class Lock:
     """A lock with at most *limit* holders at once, in all processes that use the store.
 
-    A holder has a lease: it lasts *ttl* seconds, is renewed in the background while it is held, and ends by itself if
-    the process dies. If it is lost, `lease.lost`, `lease.check()` and the `lock_lost` signal say so; nothing is ever
-    raised in running code. Waiters are served in the order of their arrival and woken by the release.
+    Each holder has a lease of *ttl* seconds, which is renewed in the background and expires if the process dies. After
+    a loss, `lease.lost`, `lease.check()` and the `lock_lost` signal tell; nothing is ever raised in running code.
+    Waiters are served in the order of their arrival, and a release wakes the next one.
 
-    Many threads and asyncio tasks may use one object; they compete with each other, and so do two objects with one
-    name. A `with` block may end in another context or thread of its process. After a fork, the child holds nothing. A
-    task with the same `lock_name` and `lock_key=()` takes the same lock.
+    Threads and asyncio tasks that share one object compete with each other, and so do two objects with one name. A
+    `with` block may end in another context or thread of its process. After a fork, the child holds nothing. A task
+    with the same `lock_name` and `lock_key=()` takes the same lock.
 
-    In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`: the same rules, and the
-    event loop is not blocked. There a blocking call that would have to wait raises an error instead.
+    In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`: the rules are the same,
+    and the event loop is not blocked. A blocking call raises an error there if it would have to wait.
 
     Arguments:
         name: The name of the lock, 1 to 200 characters.
-        url: The store, see `singleton_lock_url`. By default the one of *app*.
-        app: The Celery app whose settings apply, by default the current one.
-        ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
-        limit: How many may hold the lock at once; it applies to grants to this object.
-        reentrant: A thread (or greenlet, or asyncio task) that holds it through this object may
-            acquire it again; it is free once it has been released as often, here or by the lease. A thread of
-            an executor serves many asyncio tasks, so use no re-entrant lock there.
-        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits at most; 0 asks once. As
-            `lock.timeout` it may be set later, for example on the lock of `task.lock_for(...)`.
+        url: The store, see `singleton_lock_url`; by default the store of *app*.
+        app: The Celery app whose settings apply; by default the current one.
+        ttl: Seconds that a lease lasts without renewal, at least 1; by default 30.
+        limit: The number of holders at once, which counts for grants to this object; by default 1.
+        reentrant: A thread (or greenlet, or asyncio task) that holds the lock through this object may acquire it
+            again. The lock is free after as many releases. By default False: a thread of an executor serves many
+            asyncio tasks, and a re-entrant lock would take them for one.
+        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits; 0 asks once. By default
+            None: as long as it takes. `lock.timeout` may be set later, for example on the lock of `task.lock_for(...)`.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
     """
 
-    # Of `lock_for`: it keeps out everybody, whatever their limit.
+    # True for `lock_for`: the lock takes all places, whatever the limit of the task.
     _is_whole = False
 
     def __init__(
@@ -107,7 +107,7 @@ class Lock:
     ) -> None:
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
-        # Now, so that a program without a store fails where it makes the lock.
+        # Looked up here, so that a program without a store fails where it makes the lock.
         _ = self._store
         self._key = key_of(prefix_of(self._app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
@@ -116,25 +116,25 @@ class Lock:
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()
-        # Nothing else keeps a block: if this object goes, its lease is renewed no longer.
+        # Nothing else keeps a block, so the end of this object ends the renewal of its leases.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
         """Wait for the lock, for at most *timeout* seconds.
 
         Raises:
-            LockHeld: Others held it for all that time.
+            LockHeld: Others held the lock until then.
             ConfigurationError: *timeout* was set to a value that is not allowed.
-            SingletonLockError: It is held, and this thread runs an event loop.
+            SingletonLockError: The lock is held, and this thread runs an event loop.
         """
         return _granted(self._take(_patience(True, self.timeout), _statement()))
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release what this block has taken, unless that was released already; in any context and thread.
+        """Release the lease of this block, unless that was done; in any context and thread.
 
         Raises:
-            SingletonLockError: Nobody in this process has entered the block, or it was left before; but
-                not in place of an error that ends the block.
+            SingletonLockError: Nobody in this process has entered the block, or it was left before. An error that
+                ends the block passes instead.
         """
         statement = _statement()
         hold = None
@@ -143,20 +143,20 @@ class Lock:
             if hold is not None:
                 give_back(hold)
         except BaseException:
-            # A signal handler may raise at any moment of this.
+            # A signal handler may raise anywhere above.
             hold = hold or self._block_left_by(statement)
             if hold is not None:
                 give_back(hold)
             raise
         return False
 
-    # No coroutine functions, because the frame that calls them is the statement.
+    # The next two are no `async def`: that would run in a frame of its own, and not be called by the statement's.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
-        """The same in a coroutine."""
+        """As `__enter__`, without blocking the event loop."""
         return self._enter(_statement())
 
     def __aexit__(self, error_type: object = None, *_: object) -> Coroutine[Any, Any, Literal[False]]:
-        """The same in a coroutine; if it is cancelled, the lease is released all the same."""
+        """As `__exit__`, without blocking the event loop; a cancelled call releases the lease, too."""
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
@@ -175,10 +175,9 @@ class Lock:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
-        A call raises the same error if it returns a coroutine, or other work that is still to be done.
-
         Raises:
-            ConfigurationError: It is neither.
+            ConfigurationError: It is neither. A call raises this error if it returns a coroutine, or other work that
+                would be done after the release.
         """
         called = _called_by(function)
         is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -201,7 +200,7 @@ class Lock:
         if not is_undone(result):
             return result
         if isinstance(result, CoroutineType | GeneratorType):
-            # It will never run, so Python need not warn of that as well.
+            # The error says that it never runs, so Python need not warn of that.
             result.close()
         raise ConfigurationError(
             f"lock key={self._key}: {function!r:.80} has returned a {type(result).__name__}, whose work would be done "
@@ -214,29 +213,29 @@ class Lock:
         return self._key
 
     def state(self) -> LockState:
-        """Who holds it, which call is queued or next, how many wait, and until when a cool-down lasts."""
+        """The holders, the calls that are queued or next, the number that wait, and the end of a cool-down."""
         return self._store.survey([self._key])[0]
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
         """Take the lock; the arguments are those of `threading.Lock`.
 
         Arguments:
-            blocking: Queue until it is free. Otherwise ask once.
-            timeout: Seconds to queue for, at most; None waits for as long as it takes.
+            blocking: Queue until the lock is free; False asks once.
+            timeout: Seconds to queue for, at most; by default as long as it takes, whatever `lock.timeout` is.
 
         Returns:
-            The lease, or None if others held the lock for all that time.
+            The lease, or None if others held the lock until then.
 
         Raises:
             StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
-            SingletonLockError: It would wait in a thread that runs an event loop.
+            SingletonLockError: The call would have to wait in a thread that runs an event loop.
         """
         taken = self._take(_patience(blocking, timeout))
         return taken if isinstance(taken, Lease) else None
 
     async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
-        """`acquire` in a coroutine: the event loop is not blocked, and if this is cancelled, nothing is held.
+        """As `acquire`, without blocking the event loop; a cancelled call holds nothing.
 
         Give the lease back by `await lease.arelease()`, in any task.
         """
@@ -247,7 +246,7 @@ class Lock:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
 
         Raises:
-            SingletonLockError: It holds no lease through this object, or has released it already.
+            SingletonLockError: This thread or task holds no lease through this object, or has released it already.
         """
         hold = self._latest()
         if hold is None:
@@ -261,9 +260,9 @@ class Lock:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
-        """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
+        """The lease, or the conflict after *patience* seconds; *statement* is the `with` that takes it, if one does."""
         if patience != 0 and waits_stop_greenlets():
-            # Also if it is free now, so that nobody finds this only when it is held.
+            # Also while the lock is free: otherwise a program would fail only once it is held.
             raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
         hold = self._begin(statement)
         try:
@@ -274,7 +273,7 @@ class Lock:
                 answer = hold.lease.wait(patience)
             return self._taken(hold, answer)
         except BaseException:
-            # A signal handler may raise after it was acquired and before the caller has it.
+            # A signal handler may raise after the grant and before the caller has the lease.
             give_back(hold)
             raise
 
@@ -283,7 +282,7 @@ class Lock:
         try:
             answer = await acquire_in_loop(hold.lease, patience) if hold.takes == 1 else None
         except BaseException:
-            # What it has left is given back in a thread.
+            # `acquire_in_loop` gives the lease back.
             forget(hold)
             raise
         return self._taken(hold, answer)
@@ -306,19 +305,19 @@ class Lock:
         else:
             hold.lease.report_granted()
         if hold.statement is not None:
-            # Only now, because nobody may leave a block that is not entered yet.
+            # Only after the grant: nobody may leave a block that is not entered yet.
             self._blocks[hold] = True
         return hold.lease.view
 
     def _latest(self) -> Hold | None:
-        """What the calling thread, or asyncio task, has taken last and not released."""
+        """The last hold of the calling thread, or asyncio task, that was not released."""
         caller = _caller()
         mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """What the block has taken that *statement* ends; None if nobody knows, and an error ends it."""
-        # Of two threads that mean the same block, the second looks for another.
+        """The hold of the block that *statement* ends; None if that is unknown, and an error ends the block."""
+        # If two threads mean the same block, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
         # The exception that closes a generator is no error.
@@ -330,8 +329,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, maybe in another context or thread than it began in.
 
-        Of those that other code has entered, such as an `ExitStack`, the last one that this context knows of; elsewhere
-        one whose lease is over, because that end harms nobody, and else the last one.
+        Other code, such as an `ExitStack`, may leave a block by another statement. Then the last block that this
+        context knows is meant; else a block whose lease is over, because its end harms nobody; else the last block.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()
@@ -357,32 +356,32 @@ def _granted(taken: Lease | Conflict) -> Lease:
 
 
 def _called_by(function: Any) -> Any:
-    """The function that a call of *function* runs, as far as that can be known before."""
+    """The function that a call of *function* runs, as far as that is known before the call."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _statement() -> object:
-    """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
-    # Where a greenlet begins there is none.
+    """The `with` that calls: it begins and ends in one frame, also if a generator goes on in another thread."""
+    # None if a greenlet begins with this call.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters a block in one frame and leaves it in another.
         return id(frame.f_locals.get("self")), contextlib
-    # The number of a frame that is over is used again. The frame itself would keep its variables.
+    # The code beside the id, because a later frame may have that id. The frame itself would keep its variables alive.
     return id(frame), frame and frame.f_code
 
 
 def _caller() -> tuple[int, object]:
-    """Whoever calls. A new asyncio task, or thread, may begin with a copy of the context of the one that made it."""
+    """The calling thread and asyncio task. A context is no proof: a new task begins with a copy of another's."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return threading.get_ident(), task and ref(task)
 
 
 def _patience(blocking: bool, timeout: Duration | None) -> float | None:
-    """Seconds to queue for: 0 not at all, None for as long as it takes."""
+    """Seconds to queue for: with 0 ask once, with None wait for as long as it takes."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:

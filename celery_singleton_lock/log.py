@@ -11,7 +11,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # More calls than one process has at once.
 _MOST_LABELS = 10_000
-# Attributes of a record that would be too general for the columns of a log of many programs.
+# Names that are too general for a column in the logs of many programs, and the attribute of a record instead.
 _ATTRIBUTES = {"key": "lock_key", "label": "lock_label"}
 
 
@@ -37,7 +37,7 @@ class Log(logging.Filter):
         """From now on the label stands in each line about this call, if it is wanted there."""
         if label and self.shows_labels:
             if len(self._labels) >= _MOST_LABELS:
-                # Another thread may do the same.
+                # Another thread may drop the same one.
                 with suppress(KeyError, RuntimeError):
                     del self._labels[next(iter(self._labels))]
             self._labels[task_id] = label
@@ -55,7 +55,7 @@ class Log(logging.Filter):
             if name == "task_id" and (label := self._labels.get(str(value))):
                 told["label"] = label
         words = "".join(f" {name}={_form_of(name, value)}" for name, value in told.items())
-        # Tools group lines by this form, so it has no value in it.
+        # Tools group lines by the form, so the values stay in its arguments.
         form = f"{event}{words}: {text}" if text else f"{event}{words}"
         extra = {_ATTRIBUTES.get(name, name): value for name, value in told.items()} | {"lock_event": event}
         logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)
@@ -67,13 +67,13 @@ class Log(logging.Filter):
         return True
 
     def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
-        """Name the holder that is in the way of a call, and what has become of that call."""
+        """Name the holder that is in the way of a call, and the outcome of that call."""
         of_holder: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
         told = {"key": key, "task_id": task_id, "holder": holder.task_id, **of_holder, "outcome": outcome}
         self.write(level, "lock.conflict", **told)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
-        """Name a holder that has released nothing, by what it has left in its lock, and what is known of its end."""
+        """Name a holder that ended without a release, as its lock tells, and say what is *known* of its end."""
         self.note_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
         self.write(logging.WARNING, "lock.holder_died", known, key=key, **who)

@@ -11,7 +11,7 @@ from celery.utils.dispatch import Signal
 
 
 class _Signal(Signal):
-    """Celery's without its lock, which a time limit may leave taken since Python 3.13; a list bears threads."""
+    """Celery's signal without its lock, which a time limit may leave taken for ever, since Python 3.13."""
 
     lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
 
@@ -19,18 +19,18 @@ class _Signal(Signal):
 ConflictOutcome = Literal[
     "skipped", "raised", "rescheduled", "joined", "superseded", "parked", "dropped", "unpublished"
 ]
-"""What happened to a call whose key was held."""
+"""The outcomes of a call whose key was held."""
 UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
-"""What happened to a run to which the store gave no answer."""
+"""The outcomes of a run to which the store gave no answer."""
 
 lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 """The lease was granted and the body is about to run: `lease`, whose `waited` says how long that took."""
 
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
-"""The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
-`rescheduled`, `joined`, `superseded` (the call that is named as the holder runs in its place),
-`parked` (a copy of a run that has not ended, which is requeued), `dropped` (a copy of a run that
-has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it stops waiting."""
+"""The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`, `rescheduled`, `joined`,
+`superseded` (the call that is named as the holder runs in its place), `parked` (a copy of a run that has not ended,
+which is requeued), `dropped` (a copy of a run that has ended), or `unpublished` (the call was not sent). A run that
+waits in the pool sends the signal only once it stops waiting."""
 
 lock_unanswered: Signal = _Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
 """The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` says:

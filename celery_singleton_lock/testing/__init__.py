@@ -55,7 +55,7 @@ HELD_BY_TEST = "held-by-test"
 
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
-# The shortest time that a store counts.
+# The shortest time that a store counts, in seconds.
 _MOMENT = 0.001
 # Seconds for a body that ends at the same time as the test.
 _PATIENCE = 1.0
@@ -67,24 +67,24 @@ _numbers = count(1)
 
 
 class StoreInMemory(MemoryStore):
-    """Locks of the process that made the store, and of no other.
+    """Locks in the memory of the process that made the store.
 
     Its clock is not the wall clock: it runs on while time-machine or freezegun hold the time, and only `advance`
     moves it.
     """
 
     def advance(self, seconds: Duration) -> None:
-        """Let so much time pass at once for everything in the store.
+        """Move the clock of the store ahead by *seconds*, for everything in it.
 
         Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
         renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
 
         Raises:
-            ConfigurationError: It is no duration, or it is negative.
+            ConfigurationError: *seconds* is no duration, or is negative.
         """
         ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Nobody else is served meanwhile.
+        # Under the lock, so that no other thread finds a lease expired between the two lines.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -103,10 +103,10 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Have the app use a new store in memory inside, instead of its own, and so does every `Lock`, whatever its `url`.
+    """Have the app, and every `Lock` whatever its `url`, use a new store in memory inside the block.
 
-    All threads of this process use it, so a worker of Celery's `celery_worker` does too. Other processes do not: in
-    one that is forked inside each lock raises an error, and one that was started on its own uses the app's own store.
+    All threads of this process use it, and so does a worker of Celery's `celery_worker`. Other processes do not: in
+    one that is forked inside the block each lock raises an error, and one that was started uses the app's own store.
 
     Raises:
         ConfigurationError: *app* is not a Celery app.
@@ -120,7 +120,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
     try:
-        # The store of a `Lock` is that of its app, if that app has such a block as well.
+        # If the app of a `Lock` has such a block of its own, the lock uses the store of that block.
         with _stores_of_locks(lambda app: in_memory.get(app.conf.changes.get(_SETTING), store)):
             yield store
     finally:
@@ -131,7 +131,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
-    # Inside `disabled()` that goes before.
+    # Below the entry of `disabled()`, because the last entry counts.
     at = len(stores_of_locks) if Lockable.locks else 0
     stores_of_locks.insert(at, find)
     try:
@@ -140,11 +140,11 @@ def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
         stores_of_locks.remove(find)
 
 
-# Locks that another run seems to hold, and leases that end as if their holder had died.
+# Locks that another run seems to hold, and leases that end as if their holders had died.
 
 
 class _Target(NamedTuple):
-    """The lock that a test means, and the options of its task."""
+    """The lock that a test names, and the options of its task."""
 
     said: str
     store: Store
@@ -153,14 +153,14 @@ class _Target(NamedTuple):
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
-    """Have another holder hold the lock inside, like a run in another worker; the lock is free again at the end.
+    """Have another holder hold the lock inside the block, like a run in another worker.
 
     The lease is a real one, in the store that the app uses, and is renewed. It takes one place: with a greater
     `lock_limit`, nest as many. With the mode `until_executing`, which is about calls, another call is queued
-    inside. An eager call of this thread does not wait for it, because it would wait for ever: it ends with `LockHeld`.
+    inside. An eager call of this thread would wait for ever, so it ends with `LockHeld` instead.
 
     Arguments:
-        task_or_key: A `SingletonTask`, or a lock key: that of a `Lock` is `lock.key`.
+        task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
         *args: The arguments of the call that finds its key held.
         **kwargs: Likewise. With a key, only `app`: the app whose store has the lock, by default the current one.
 
@@ -198,16 +198,16 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         raise SingletonLockError(
             f"{said}: key={key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
         )
-    # By its token, because a `Lock` with a URL of its own may use the same store by another object.
+    # Compared by token, because a `Lock` with a URL of its own may use the same store by another object.
     renewals = {one.claim.token: one for one in heartbeat.watched() if one.claim.token in tokens}
     for renewal in renewals.values():
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
         if renewal.task_id == HELD_BY_TEST:
-            # It dies, and says nothing more.
+            # It ends silently, as a killed process would.
             renewal.go_to(State.LOST)
         store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
-    # Those of other processes, which would renew them.
+    # Released, because their processes would renew them.
     for token in tokens - renewals.keys():
         store.release(Claim(key, token, _TTL), None)
     give_up_at = clock() + RELEASE_BOUND
@@ -215,7 +215,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if clock() > give_up_at:
             raise SingletonLockError(f"{said}: key={key} is still held {RELEASE_BOUND:g} s later")
         time.sleep(_MOMENT)
-    # A release for a token that nobody has; it wakes the waiters.
+    # A release for a token that nobody has wakes the waiters.
     store.release(Claim(key, new_token(), _TTL), None)
     for renewal in renewals.values():
         renewal.lose("expired")
@@ -269,7 +269,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
         if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
-            # It has died, so it says nothing more.
+            # `expire` has ended it, which must look like a death: no signal and no log.
             with suppress(StoreError):
                 target.store.release(lease.claim, None)
 
@@ -305,7 +305,7 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 # No locking.
 
 
-# A claim on the whole lock counts as a million places.
+# A claim on the whole lock counts as a million places, so this is enough for a million of them.
 _ENOUGH = 10**12
 
 
@@ -318,10 +318,10 @@ class _Unlimited(MemoryStore):
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Lock nothing inside, in any thread of this process: bodies run, calls are published, `Lock` grants at once.
+    """Lock nothing inside the block, in any thread of this process: bodies run, calls are published, `Lock` grants.
 
-    The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
-    process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
+    The `self.lock` of a body is not held, and its fence is 0. No store is used. A process that is forked inside the
+    block never locks anything; one that was started on its own locks as ever.
     """
     store = _Unlimited()
     before = Lockable.locks
@@ -348,7 +348,7 @@ class SingletonLocks(Recorded):
         self.store = store
 
     def advance(self, seconds: Duration) -> None:
-        """Let so much time pass at once for everything in the store."""
+        """Move the clock of the store ahead by *seconds*; see `StoreInMemory.advance`."""
         self.store.advance(seconds)
 
 
@@ -359,7 +359,7 @@ if find_spec("pytest") is not None:
     def singleton_lock_app(request: pytest.FixtureRequest) -> "Celery[Any]":
         """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
-        It is Celery's `celery_app` if the test uses that fixture, else the current app.
+        By default Celery's `celery_app` if the test uses that fixture, else the current app.
 
         Raises:
             ConfigurationError: There is no app yet.

@@ -110,7 +110,7 @@ class Recorded:
         self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # A call that is not published has no request; the request here may be that of the body that makes the call.
+        # An unpublished call has no request; `sender.request` may be that of the body that makes the call.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
@@ -129,7 +129,7 @@ class Recorded:
 
 
 def recorded() -> AbstractContextManager[Recorded]:
-    """Record what all locks of this process do inside: those of any app, in any thread.
+    """Record what all locks of this process do inside the block: those of any app, in any thread.
 
     The pool processes of a worker send their signals there, so a test with prefork looks at results instead.
     """
@@ -137,7 +137,7 @@ def recorded() -> AbstractContextManager[Recorded]:
 
 
 def await_reports() -> None:
-    """Wait until the losses that are known by now were reported; not for ever, because a receiver may be slow."""
+    """Wait until the losses that are known so far were reported; not for ever, because a receiver may be slow."""
     reported = threading.Event()
     background.submit(reported.set)
     reported.wait(RELEASE_BOUND)
