@@ -151,14 +151,6 @@ class Breaking(Contract):
         assert store.release(claim("a"), 1) == RELEASED
         granted(store.acquire(claim("b")))
 
-    def test_of_several_holders_the_one_that_was_asked_is_seen(self, store: Store) -> None:
-        for token, ttl in (("a", 30.0), ("b", 20.0), ("c", 25.0)):
-            granted(store.acquire(claim(token, limit=3, ttl=ttl)))
-
-        broken(store, "a")
-
-        assert surveyed(store).asked_by == {"a": ALICE}
-
     def test_a_holder_that_does_not_hear_of_it_is_gone_after_its_ttl(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
         broken(store, "a")

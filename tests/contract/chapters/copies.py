@@ -118,14 +118,6 @@ class Copies(Contract):
         (survey,) = store.survey([KEY])
         assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)
 
-    def test_a_run_that_is_likely_to_be_delivered_again_leaves_a_marker(self, store: Store) -> None:
-        granted(store.acquire(delivery("original")))
-
-        assert store.release(delivery("original"), 1, ending=DUE) == Release("left")
-
-        assert store.acquire(delivery("copy")) == Done(0, "ended")
-        granted(store.acquire(delivery("other", "b")))
-
     @pytest.mark.parametrize("is_taken", [False, True])
     def test_a_run_that_has_lost_its_lease_leaves_a_marker_and_says_so(self, store: Store, is_taken: bool) -> None:
         granted(store.acquire(delivery("original")))

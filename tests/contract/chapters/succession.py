@@ -111,14 +111,6 @@ class Succession(Contract):
         assert succeed(store, again(call("b", 2000)), rule) == "c"
 
     @either
-    def test_an_older_one_does_not_run_before_the_next(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-
-        assert succeed(store, call("b", 2000), rule) == "c"
-
-    @either
     def test_the_next_is_next_no_more_once_it_runs(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), rule)
@@ -249,19 +241,6 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("b", 2000, limit=2)), rule)))
 
     # Ending.
-
-    @either
-    def test_the_next_that_ends_is_next_no_longer(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-
-        store.unmark(KEY, "stranger")
-        assert successor_of(store) == "b"
-        store.unmark(KEY, "b")
-
-        assert successor_of(store) is None
-        store.release(call("a"), 1)
-        self.nothing_is_left(store)
 
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
