@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and notes afterwards
-that it was sent. So the next leader knows where it stopped. A slot that was due meanwhile is sent once, late. A slot
-that was claimed, but not noted as sent, is sent with the same task id.
+that it was sent. So the next leader knows where it stopped. It sends a slot that came due in between once, late. A slot
+that was claimed, and not noted as sent, it sends with the same task id.
 """
 
 import logging
@@ -33,16 +33,16 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
-# Between two lines that say the same, and between two notes of a leader.
+# Seconds between two lines about a silent store, and between two notes of a leader.
 _SILENCE = 60.0
-# django-celery-beat reads entries that come near, and forgets those that go, at the latest after five minutes.
+# django-celery-beat reads entries that are due soon, and forgets others, within five minutes.
 _SETTLED_AFTER = 330.0
-# Begins the name of the slot by which a leader is known, where an entry has its name.
+# Begins the name of the slot in which a leader notes itself; other slots have the names of entries.
 _LEADER = "\x1f"
 
 
 class SingletonSchedulerMixin(Scheduler):
-    """For a scheduler of which several may run: `class Mine(SingletonSchedulerMixin, DatabaseScheduler)`.
+    """Makes a scheduler of which several may run: `class Mine(SingletonSchedulerMixin, DatabaseScheduler)`.
 
     A standby takes over within one `singleton_beat_ttl` and one tick. Each message carries the entry's name and its
     due time in the headers `beat_entry` and `beat_due`.
@@ -54,7 +54,7 @@ class SingletonSchedulerMixin(Scheduler):
     # The slot that is sent now, and its messages so far.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # As a standby: the fence of the leader, and what only one of both schedules had.
+    # The standby's own: the fence of its leader, and the entries that only one of both schedules had.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()
@@ -65,11 +65,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Lead, or look whether this beat has to.
-
-        Returns:
-            Seconds until the next tick.
-        """
+        """Tick as the leader, or try to lead; return the seconds until the next tick."""
         pause = _LONGEST_PAUSE
         try:
             if self._leads():
@@ -81,25 +77,25 @@ class SingletonSchedulerMixin(Scheduler):
                 log.write(logging.WARNING, "beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
-        # Often enough to learn in time that the lease is lost.
+        # A loss of the lease must be seen well before another beat may lead.
         return min(pause, beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's: at the take-over, after a change of the schedule, and once a minute."""
-        # Of a database, each look may read it again.
+        # Read once: each look at a schedule in a database may query that.
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # The store may not have heard of the last one, or has forgotten an entry that was gone for a while.
+            # The note of the last slot may have failed, or the store has forgotten an entry that was gone for a while.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent
             own = _microseconds(entry.last_run_at)
-            # The scheduler remembers a run, and not only its own start.
+            # A scheduler that has seen no run may take its own start for the last one.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             if last > now and hasattr(entry.schedule, "run_every"):
-                # By the clock of another host, or before ours was set. All slots until then would count as sent.
+                # The clock of another host was ahead, or ours was set back. All slots until then would count as sent.
                 last = now
                 self._known[name] = Slot(name, now, self._fence, sent=now)
                 self._note(self._known[name])
@@ -107,7 +103,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
-        """As Celery's; but an entry whose slot cannot be claimed is not due yet, so it does not count as run."""
+        """As Celery's, except that an entry whose slot cannot be claimed is not due yet. It must not count as run."""
         state = super().is_due(entry)
         self._slot = None
         later = schedstate(is_due=False, next=_LONGEST_PAUSE)
@@ -125,8 +121,8 @@ class SingletonSchedulerMixin(Scheduler):
         return state
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send an entry whose slot is due, if no other beat has."""
-        # A scheduler may come here without asking whether it is due.
+        """Send an entry that is due, unless another beat has sent it."""
+        # A scheduler may call this without `is_due`.
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
             due = due_of(entry).isoformat()
@@ -151,13 +147,13 @@ class SingletonSchedulerMixin(Scheduler):
             log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, which only logs a failure; a scheduler may call it several times for one slot."""
+        """As Celery's, which only logs a failure, so count it. A scheduler may send several messages for one slot."""
         if self._slot is not None:
-            entry = self._marked(entry, self._slot)
+            entry = self._with_headers(entry, self._slot)
         try:
             return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
-            # A refused duplicate is settled, so it is not sent later.
+            # A duplicate that was refused is no failure, and must not be sent later.
             self._failures += not isinstance(error.__context__, LockHeld)
             raise
 
@@ -170,12 +166,12 @@ class SingletonSchedulerMixin(Scheduler):
         store_of(self.app).note_slot(self._slots, slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
-        """The slot of an entry that is due, now that it is ours; None if another beat has sent it."""
+        """Claim the slot of an entry that is due; None if another beat has sent it."""
         slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
         return slot if store_of(self.app).claim_slot(self._slots, slot) else None
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
-        """The slot of each entry: one that is gone is forgotten, and a new one begins."""
+        """Begin the slots of new entries, and forget those of removed ones; return the slot of each entry."""
         known = store_of(self.app).slots(self._slots)
         slots = dict[str, Slot]()
         for name, entry in schedule.items():
@@ -185,7 +181,7 @@ class SingletonSchedulerMixin(Scheduler):
             self._note(slots[name])
         for name in known.keys() - slots.keys():
             store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
-        # At last, so that a standby compares with all of it.
+        # The last note, because a standby compares the schedules once it sees this one.
         self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
         self._notes_again_at = clock() + _SILENCE
         return slots
@@ -200,14 +196,14 @@ class SingletonSchedulerMixin(Scheduler):
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
-            # The lease may be ours all the same. And a beat that does not know which slots were sent must not lead.
+            # The lease may have been granted. But a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         self._logs_again_at = 0.0
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        # If the clock of the store was set back, its fences are lower than before.
+        # After the clock of the store was set back, its fences are lower than those of earlier leaders.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
         self._lease = lease
         self._follows = 0
@@ -217,7 +213,7 @@ class SingletonSchedulerMixin(Scheduler):
         return True
 
     def _stand_by(self, leader: Holder) -> None:
-        """Log once who leads, and then what only one of both schedules has."""
+        """Log once who leads, and later the entries that only one of both schedules has."""
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
@@ -230,7 +226,7 @@ class SingletonSchedulerMixin(Scheduler):
         ours = self.schedule.keys()
         theirs = {name for name in slots if not name.startswith(_LEADER)}
         if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
-            # It has not noted its schedule yet.
+            # The leader has not noted its schedule yet.
             return
         # A schedule in a database is one schedule, which two beats may read at different moments.
         is_shared = type(self).schedule not in (Scheduler.schedule, PersistentScheduler.schedule)
@@ -240,8 +236,8 @@ class SingletonSchedulerMixin(Scheduler):
         self._compares_again_at = float("inf") if lasting else clock() + _SETTLED_AFTER
         if lasting:
             text = (
-                "only the leader has %s; only this beat has %s, which nobody sends; give beats of two schedules "
-                "different names by singleton_beat_name, and end those of an old release"
+                "only the leader has %s; only this beat has %s, which nobody sends. Give beats of two schedules "
+                "different names by singleton_beat_name, and end the beats of an old release"
             )
             of_leader = ", ".join(sorted(lasting - ours)) or "nothing"
             of_this = ", ".join(sorted(lasting - theirs)) or "nothing"
@@ -253,22 +249,22 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = None
 
     def _logs_again(self) -> bool:
-        """True at once, and then once in a while, because a store may refuse us for days."""
+        """True at once, and then once a minute, because a store may refuse us for days."""
         if clock() < self._logs_again_at:
             return False
         self._logs_again_at = clock() + _SILENCE
         return True
 
-    def _marked(self, entry: Any, slot: Slot) -> Any:
-        marked = _clone(entry)
+    def _with_headers(self, entry: Any, slot: Slot) -> Any:
         due = _moment(slot.due).isoformat()
         headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
-        # The same for whoever sends this slot; of several messages, by their order.
+        # Each beat gives a message of a slot the same task id; the number tells several messages of a slot apart.
         number = f" {self._messages}" if self._messages else ""
         self._messages += 1
         task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
-        marked.options = {**entry.options, "task_id": task_id, "headers": headers}
-        return marked
+        with_headers = _clone(entry)
+        with_headers.options = {**entry.options, "task_id": task_id, "headers": headers}
+        return with_headers
 
     @property
     def _key(self) -> str:
@@ -280,7 +276,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads the schedule of this app now; and the last that has done so, with `sent` as it was seen."""
+    """Whether a beat leads the schedule of this app now; and the slot of the last leader, `sent` when it was seen."""
     key = beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
@@ -305,7 +301,7 @@ def due_of(entry: Any) -> datetime:
 
 
 def _clone(original: Any) -> Any:
-    # Not copy.copy(), which makes the entries of other schedulers anew, and wrongly.
+    # copy.copy() would call `__reduce__`, which is wrong for the entries of other schedulers.
     clone = object.__new__(type(original))
     vars(clone).update(vars(original))
     return clone

@@ -1,6 +1,6 @@
-"""What can never work: said when a task is made, and before a worker or a beat takes its first task.
+"""The faults that a task is refused for when it is made, and that end a worker or a beat before its first task.
 
-What can never work ends a worker or a beat. A store that is away may come back, so it is only logged.
+A fault can never work. A store that is away may come back, so that is only logged.
 """
 
 import inspect
@@ -46,9 +46,9 @@ BOUND = 1.0
 """Seconds for which a start waits for the store."""
 
 Check = Callable[[], object]
-"""Something that raises a `ConfigurationError` if it cannot work, with a line for each fault."""
+"""It raises a `ConfigurationError` with a line for each fault."""
 
-# The commands of operators also work while a task cannot; `doctor` shows the fault.
+# The commands of operators work although a task cannot: `doctor` shows the fault.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -59,17 +59,17 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any]) -> None:
-    """Refuse a class of tasks if it cannot work; each fault is a line of the error."""
+    """Refuse a class of tasks that cannot work, with a line for each fault."""
     refuse([*_faults_in_class(cls), *values_of(cls)[1], *_faults_in_key(cls)])
 
 
 def options_of(task: Any) -> LockOptions:
-    """The options of *task*, with the app's settings and the defaults filled in, unless any of it cannot work."""
+    """The options of *task*, filled in from the app's settings and the defaults. All are checked."""
     values, faults = values_of(task, task.app)
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Look at the class again, because Celery keeps a refused task, and gives it to the next caller.
+    # Check the class again, because Celery keeps a refused task, and gives it to the next caller.
     of_class = _faults_in_class(task.__class__)
     found = [*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
     refuse(as_set(task.app, fault) for fault in found)
@@ -84,7 +84,7 @@ def options_of(task: Any) -> LockOptions:
 
 
 def request_class_of(task: Any) -> type[Any]:
-    """The class of the task's requests: ours, joined with the class of the user or of a base."""
+    """The class of the task's requests: ours, joined with the user's or another base's."""
     ours = base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
@@ -94,16 +94,16 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """This process will name the faults of all tasks at once and then end.
+    """This process tells the faults of all tasks later, and then ends.
 
-    Celery makes the tasks of a worker and of a beat before there is a log, and would show a traceback of the first.
+    An error now would be a traceback of the first fault alone: Celery makes tasks before there is a log.
     """
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
-    """Names that are no option, and whatever takes a run out of our way, so that the lock would be off."""
+    """Names that are no option, and parts of the class that would bypass the lock."""
     ours = base_in(cls)
     yield from faults_in_names(cls)
     if cls.Strategy != Task.Strategy:
@@ -139,23 +139,22 @@ def _faults_in_key(task: Any) -> Iterator[str]:
 
 
 def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
-    """End a worker that cannot work with that pool, or whose beat, if it has one of this library inside, cannot."""
+    """End a worker that cannot work with that pool, or whose embedded beat of this library cannot work."""
     for text in without_base(app):
         log.write(logging.WARNING, "lock.no_base", "%s", text)
-    # With its beat it need not look again.
+    # An embedded beat need not check again.
     _checked.add(app)
     if has_beat or lockable(app):
-        of_beat = _checks_for_beat(app) if has_beat else []
-        of_pool = _checks_for_pool(app, pool, app.amqp.queues.consume_from)
-        checks = [*of_pool, *_checks_for_tasks(app), *of_beat]
+        checks = _checks_for_pool(app, pool, app.amqp.queues.consume_from) + _checks_for_tasks(app)
+        checks += _checks_for_beat(app) if has_beat else []
         _end_if_faulty(app, [*checks, partial(_check_store, app)])
     for text in never_awaited(app):
         log.write(logging.WARNING, "lock.async_body", "%s", text)
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat that cannot work; the log says why. Of one without a lease, only its tasks are looked at."""
-    # If it is inside a worker, that has checked all of this.
+    """End a beat that cannot work. A beat without a lease has only the classes of its tasks checked."""
+    # The worker around an embedded beat has checked all of this.
     if app in _checked:
         return
     checks: list[Check] = [partial(check_definition, task.__class__) for task in lockable(app)]
@@ -165,18 +164,17 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
     _end_if_faulty(app, checks)
 
 
-# For callers that show the faults themselves.
+# For `doctor`, Django and others, which show the faults themselves.
 
 
 def lockable(app: Celery) -> list[Any]:
-    """The tasks of *app* that this library locks, in the order of their names."""
+    """The tasks of *app* that this library locks, by name: the same faults should give the same lines."""
     ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
-    # Celery keeps them in no order, but the same faults should give the same lines.
     return sorted(ours, key=lambda task: task.name)
 
 
 def never_awaited(app: Celery) -> list[str]:
-    """The tasks of *app* that we lock whose call does no work, but returns it for somebody else to do."""
+    """The locked tasks of *app* whose call does no work, but returns an object that somebody has to run."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     return [
         f"task {task.name} ({_place_of(task)}) is an `async def` or a generator, whose work would begin after the lock "
@@ -187,13 +185,13 @@ def never_awaited(app: Celery) -> list[str]:
 
 
 def without_effect(task: Any) -> list[str]:
-    """The options that *task* itself sets, and that do nothing beside its other options."""
+    """The options that *task* sets itself, and that do nothing beside its other options."""
     options: LockOptions = task.lock_options
     policy = f"lock_on_conflict={options.on_conflict!r}"
     waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
     keeps_marks = options.unique_in_queue or options.newest_wins or options.on_conflict == "join"
     skips = options.on_conflict in ("skip", "rerun", "replace") or options.on_store_error == "skip"
-    # In a queue mode the caller of a call that is not sent may get this result as well.
+    # In a queue mode, a call that is not sent may have this result.
     skips = skips or (options.unique_in_queue and options.on_conflict != "raise")
     beside = {
         "wait_timeout": "" if waits else f"{policy}, with which no call waits for the lock",
@@ -211,7 +209,7 @@ def _place_of(task: Any) -> str:
 
 
 def without_base(app: Celery) -> list[str]:
-    """The tasks of *app* that have options of this library, and run without a lock."""
+    """The tasks of *app* that run without a lock, although they have options of this library."""
     found = []
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         options = [name for name in sorted(NAMES) if hasattr(task.__class__, name)]
@@ -224,29 +222,29 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    """The faults in the settings of *app* and in its tasks that can never work."""
+    """The faults in the settings of *app* and in its tasks."""
     return _faults_in(app, _checks_for_tasks(app))
 
 
 def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
-    """The faults that can never work in a worker with that pool, which takes messages from those *queues*."""
+    """The faults of *app* in a worker with that pool, which takes messages from those *queues*."""
     return _faults_in(app, _checks_for_pool(app, pool, queues))
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Do all that a run and a waiter do, within *bound* seconds, with a lock for which nobody else can ask.
+    """Do all that a run and a waiter do, within *bound* seconds, with a key of its own.
 
     Raises:
         ConfigurationError: There is no store to use, or it does not let us.
-        StoreError: Not all of it was answered in time.
+        StoreError: A request had no answer in time.
     """
-    # A name that tasks use, because the rights of a user may depend on it.
+    # A name of a task, because the store's user may have rights on the keys of tasks only.
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
     name = checked_name(next(names, "celery.beat"))
     key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # Connections of its own, which no pool process inherits.
+    # A store of its own, because pool processes would inherit the app's connections.
     with closing(open_store(app)) as store:
-        # One in memory refuses nothing, and a test would see the lock of the trial.
+        # A store in memory refuses nothing, and a test would see the trial in it.
         if not store.address.startswith("memory:"):
             Inventory(store).self_test(key, bound)
 
@@ -259,13 +257,13 @@ def _checks_for_tasks(app: Celery) -> list[Check]:
 
 
 def _check_settings(app: Celery) -> None:
-    # An object has no options, so that those of the app count.
+    # `object` has no options, so only the app's settings are checked.
     refuse([*faults_in_settings(app), *values_of(object, app)[1]])
     logs_labels(app)
 
 
 def _checks_for_beat(app: Celery) -> list[Check]:
-    # It has a process of its own also inside a worker.
+    # An embedded beat has a process of its own, too.
     why = "each beat would lead with locks of its own"
     remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
     return [partial(beat_key_of, app), partial(beat_ttl_of, app), partial(_refuse_memory, app, why, remedy)]
@@ -273,7 +271,7 @@ def _checks_for_beat(app: Celery) -> list[Check]:
 
 def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Check]:
     kind = _kind_of(pool)
-    if kind == "":
+    if kind is None:
         return [partial(_refuse_pool, app, pool)]
     if kind != "celery.concurrency.prefork":
         return [partial(_check_kill, app, task, queues) for task in lockable(app)]
@@ -281,15 +279,15 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Ch
     return [partial(_refuse_memory, app, why, "start the worker with --pool threads, solo, gevent or eventlet")]
 
 
-def _kind_of(pool: type) -> str:
-    """The module of the Celery pool that hands tasks over for *pool*; empty if *pool* does so itself."""
-    # By name: importing all of Celery's pools would load gevent and eventlet into every worker.
+def _kind_of(pool: type) -> str | None:
+    """The module of the Celery pool whose way to hand tasks over *pool* has; None if *pool* has a way of its own."""
+    # Compare names, because importing Celery's pools would load gevent and eventlet into every worker.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
             return str(cls.__module__)
         if vars(cls).keys() & {"apply_async", "on_apply"}:
             break
-    return ""
+    return None
 
 
 def _refuse_pool(app: Celery, pool: type) -> None:
@@ -310,16 +308,13 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
 
 
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
-    """Refuse a task that wants to be killed with its process, unless it goes to the queues of other workers."""
-    if not task.lock_options.kills:
-        return
-    queue = queue_of(app, task)
-    if queue is None or queue in queues:
+    """Refuse a task whose runs are killed with their process, unless its calls go to other workers."""
+    if task.lock_options.kills and ((queue := queue_of(app, task)) is None or queue in queues):
         raise no_process_for(task.name)
 
 
 def queue_of(app: Celery, task: Any) -> str | None:
-    """The queue to which the calls of *task* go; None if a router needs to see the call."""
+    """The queue to which calls of *task* go; None if a router has to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (of a router of the user's)
@@ -330,14 +325,11 @@ def queue_of(app: Celery, task: Any) -> str | None:
 
 
 def _check_store(app: Celery) -> None:
-    """Log it if there is no answer, because a store may come back.
-
-    Raises:
-        ConfigurationError: There is no store to use, or it does not let us.
-    """
+    """Try the store. If it does not answer, only log that, because it may come back."""
     try:
         try_store(app, BOUND)
     except ConfigurationError:
+        # Also of a store that refuses us: that error is a `StoreError` too, and does not pass by waiting.
         raise
     except StoreError as error:
         text = (
@@ -356,7 +348,7 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
-            # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
+            # A router, a provider of passwords or a setting of the user's has failed, and may work the next time.
             text = "a part of the check has failed, and the rest continues"
             log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
     return list(faults)
@@ -367,5 +359,5 @@ def _end_if_faulty(app: Celery, checks: Iterable[Check]) -> None:
     for fault in faults:
         log.write(logging.CRITICAL, "lock.misconfigured", "%s", fault)
     if faults:
-        # Not the error itself, because Celery would add a traceback of thirty lines, which would hide these lines.
+        # A `ConfigurationError` would add Celery's traceback of thirty lines, which hides these lines.
         raise SystemExit(EX_FAILURE)

@@ -1,4 +1,4 @@
-"""`celery singleton` as each command of celery, also a worker, loads it: a name, and the runtime once it is needed."""
+"""`celery singleton` for every command of celery, which loads a name only; and the runtime of a worker or a beat."""
 
 from importlib import import_module
 from typing import Any
@@ -8,7 +8,7 @@ from celery.signals import import_modules
 
 
 class _Named(click.Group):
-    """The commands of operators, which are imported once one of them is wanted."""
+    """The commands of operators, imported by the first use of one of them."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         """The context of the group that has the commands."""
@@ -23,5 +23,5 @@ singleton = _Named("singleton", help="Show the locks of singleton tasks, and fre
 
 @import_modules.connect(weak=False)
 def load_the_runtime(**_: Any) -> None:
-    """In a worker or a beat: also where no task is locked, its tasks and its scheduler are checked."""
+    """Check tasks and scheduler of each worker and beat, also where no task is locked."""
     import_module(f"{__package__}.receivers")

@@ -1,7 +1,6 @@
 """Locks in traces: conflict, wait and loss, on the spans of OpenTelemetry's instrumentation of Celery.
 
-Nothing else of this library knows of it. It needs `celery-singleton-lock[otel]`, and does nothing until `instrument`
-is called; without an SDK of OpenTelemetry it does nothing after that either.
+It needs `celery-singleton-lock[otel]`, and works once `instrument` is called, if there is an SDK of OpenTelemetry.
 """
 
 import time
@@ -29,9 +28,9 @@ _UID = "celery_singleton_lock.otel"
 
 
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Show locks in traces from now on, in this process and its children; a second call does nothing.
+    """Show locks in traces from now on, in this process and its children. A second call does nothing.
 
-    Call it before or after the instrumentation of Celery, in each process that runs tasks.
+    Call it in each process that runs tasks, before or after the instrumentation of Celery.
 
     Arguments:
         tracer_provider: Makes the spans of waits; by default the global one.
@@ -39,7 +38,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     tracer = trace.get_tracer("celery_singleton_lock", tracer_provider=tracer_provider)
     signals.lock_conflict.connect(_show_conflict, weak=False, dispatch_uid=_UID)
     task_postrun.connect(partial(_show_run, tracer), weak=False, dispatch_uid=_UID)
-    # Before Celery's instrumentation, which ends the span at the same signal, and may be connected already.
+    # Our receiver comes first: that of Celery's instrumentation ends the span, and may be connected already.
     task_postrun.receivers.sort(key=lambda receiver: receiver[0][0] != _UID)
 
 
@@ -58,7 +57,7 @@ def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
     if holder.task_id:
         facts["singleton_lock.holder.task_id"] = holder.task_id
     span.add_event("singleton_lock.conflict", facts)
-    # The span of a call that was not published is its caller's.
+    # If the call was not published, the current span is its caller's.
     if outcome != "unpublished":
         span.set_attributes(facts)
 

@@ -346,7 +346,7 @@ def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) ->
     kept = {head: texts for head, texts in columns.items() if head not in _RARE or any(texts)}
     cells = {head: [head.upper(), *(shown(text or "-") for text in texts)] for head, texts in kept.items()}
     if not is_wide:
-        # Of a key, the digest is enough.
+        # The digest is enough to name a key.
         cells |= {head: [text.rpartition(":")[2] for text in cells[head]] for head in {"key"} & cells.keys()}
         for head in _SHORTENED & cells.keys():
             cells[head] = [text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…" for text in cells[head]]

@@ -1,4 +1,4 @@
-"""The page of the locks, as a part of the admin."""
+"""The page of the locks in the admin."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -12,7 +12,7 @@ from django.template.response import TemplateResponse
 from django.urls import path, reverse
 from django.views.decorators.http import require_POST
 
-from celery_singleton_lock.contrib.django.checks import why_no_app
+from celery_singleton_lock.contrib.django.apps import why_no_app
 from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -23,13 +23,13 @@ from celery_singleton_lock.web.page import Observer, page_context
 
 _PAGE = "celery_singleton_lock_lock_changelist"
 _BREAK = "celery_singleton_lock_lock_break"
-# In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
+# Made as the project is loaded, because each thread has a current app of its own in Celery.
 _observer = Observer(app_or_default())
 
 
 @admin.register(Lock)
 class LockAdmin(admin.ModelAdmin):
-    """The page, for users with the permission to see it; its buttons, for those with the permission to break."""
+    """The page, for users who may see the locks; its buttons, for users who may break them."""
 
     def get_urls(self) -> list[Any]:
         """The page and its button, and no others: a lock is neither added, changed nor deleted."""
@@ -41,16 +41,16 @@ class LockAdmin(admin.ModelAdmin):
         return bool(request.user.has_perm("celery_singleton_lock.break_lock"))
 
     def has_view_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        """Whether the user may see the locks, as everybody may who may break one."""
+        """Whether the user may see the locks. Users who may break them also may."""
         return super().has_view_permission(request, obj) or self.has_break_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        why = why_no_app(_observer.app)
-        facts: dict[str, Any] = {"name": "?", "problem": why}
-        if why is None:
+        if why := why_no_app(_observer.app):
+            facts: dict[str, Any] = {"name": "?", "problem": why}
+        else:
             facts = page_context(_observer, request.GET.get("name", ""))
         for line in facts.get("lines", ()):
             line["holder"] = _named_by_button(line["row"])
@@ -63,7 +63,7 @@ class LockAdmin(admin.ModelAdmin):
             "may_break": self.has_break_permission(request),
             "break_url": self._url_of(_BREAK),
         }
-        # By which the names of URLs in the template are those of this admin, if a project has several.
+        # The template names URLs of the admin; a project may have several admins, and this is the right one.
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
 
@@ -88,14 +88,14 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _named_by_button(row: Row) -> str | None:
-    """The holder that its button asks to stop; empty if the button drops marks, and None if there is no button."""
+    """The holder that the row's button asks to stop; empty if it drops marks, and None without a button."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return row.about.task_id or row.worker
     return None if row.lock.holders or row.lock.problem else ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
-    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. What came of it."""
+    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. Return the outcome."""
     locks = Locks(_observer.app)
     survey = locks.survey(locks.checked_key(key))
     if not holder and survey.holders:

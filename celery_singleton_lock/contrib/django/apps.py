@@ -1,11 +1,25 @@
-"""The name of the app, which Django looks up here."""
+"""The app that Django looks up here, and what `manage.py check` says: all that would end a worker at its start."""
 
+from contextvars import ContextVar
+from typing import Any
+
+import click
+from celery import Celery, _state
+from celery.app import app_or_default
+from celery.concurrency import get_implementation
 from django.apps import AppConfig
-from django.core.checks import register
+from django.core import checks
+
+from celery_singleton_lock.checks import BOUND, faults_of, faults_with, never_awaited, try_store, without_base
+from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.definition.settings import open_store
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+
+_imports: ContextVar[bool] = ContextVar("singleton_imports", default=False)
 
 
 class LocksConfig(AppConfig):
-    """The app; without it, its label would be `django`."""
+    """The app, with a label of its own, because the default one would be `django`."""
 
     name = "celery_singleton_lock.contrib.django"
     label = "celery_singleton_lock"
@@ -13,7 +27,59 @@ class LocksConfig(AppConfig):
 
     def ready(self) -> None:
         """Let `manage.py check` look at the locks."""
-        from celery_singleton_lock.contrib.django.checks import check_locks, check_store  # noqa: PLC0415 (after the apps)
+        checks.register(check_locks, "celery")
+        checks.register(check_store, "celery", deploy=True)
 
-        register(check_locks, "celery")
-        register(check_store, "celery", deploy=True)
+
+def why_no_app(app: Celery) -> str | None:
+    """The fault of a process without the app of the project, where Celery makes one; None if *app* is the project's."""
+    if app is not _state.default_app or app.main != "default":
+        return None
+    return (
+        "this process has no Celery app: import the project's app in its __init__.py, "
+        "`from .celery import app as celery_app`"
+    )
+
+
+def check_locks(**_: Any) -> list[checks.CheckMessage]:
+    """Check settings, tasks and the URL of the store, without a request to the store."""
+    # Celery runs Django's checks as it imports tasks, also for its own commands, which check locks at their start.
+    if _imports.get() or click.get_current_context(silent=True) is not None:
+        return []
+    app = app_or_default()
+    if why := why_no_app(app):
+        return [checks.Error(why, id="celery_singleton_lock.E001")]
+    _imports.set(True)
+    try:
+        app.loader.import_default_modules()
+    finally:
+        _imports.set(False)
+    faults = faults_of(app)
+    try:
+        open_store(app).close()
+    except ConfigurationError as error:
+        faults.append(str(error))
+    found = list[checks.CheckMessage]()
+    found += [checks.Error(fault, id="celery_singleton_lock.E002") for fault in dict.fromkeys(faults)]
+    found += [checks.Warning(text, id="celery_singleton_lock.W001") for text in without_base(app)]
+    found += [checks.Warning(text, id="celery_singleton_lock.W004") for text in never_awaited(app)]
+    if app.conf.task_always_eager:
+        return found
+    # A worker may be started with another pool.
+    hint = f"This concerns workers with the pool {app.conf.worker_pool!r}."
+    of_pool = set(faults_with(app, get_implementation(app.conf.worker_pool), app.amqp.queues)) - set(faults)
+    return found + [checks.Warning(text, hint=hint, id="celery_singleton_lock.W002") for text in sorted(of_pool)]
+
+
+def check_store(**_: Any) -> list[checks.CheckMessage]:
+    """Check with `--deploy` that the store works, as a worker does at its start."""
+    app = app_or_default()
+    if why_no_app(app):
+        return []
+    try:
+        try_store(app, BOUND)
+    except ConfigurationError as error:
+        return [checks.Critical(as_set(app, str(error)), id="celery_singleton_lock.C001")]
+    except StoreError as error:
+        return [checks.Warning(str(error), id="celery_singleton_lock.W003")]
+    return []

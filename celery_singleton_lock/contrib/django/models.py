@@ -1,4 +1,4 @@
-"""What permissions and entries of the admin's log are about: a lock, which is in no table."""
+"""A lock as the object of permissions and of the admin's log, without a table."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class _Nothing(models.Manager):
-    """No rows, so that `dumpdata`, which asks each model for its rows, does not look for the table."""
+    """Has no rows: otherwise `dumpdata`, which asks each model for its rows, fails without the table."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()
