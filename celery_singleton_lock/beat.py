@@ -19,7 +19,7 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
-from celery_singleton_lock.definition.keys import beat_key_of
+from celery_singleton_lock.definition.keys import BEAT, beat_key_of
 from celery_singleton_lock.definition.options import beat_ttl_of
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import LockHeld, StoreError
@@ -190,7 +190,7 @@ class SingletonSchedulerMixin(Scheduler):
         if self._lease is not None and self._lease.remaining() > 0:
             return True
         self._give_up()
-        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
+        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name=BEAT)
         lease = Holding(store_of(self.app), Claim(self._key, new_token(), beat_ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()

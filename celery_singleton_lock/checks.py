@@ -17,7 +17,14 @@ from celery import Celery, Task
 from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.definition.keys import KeyMaker, beat_key_of, checked_name, lock_name_of_task, start_of_keys
+from celery_singleton_lock.definition.keys import (
+    BEAT,
+    KeyMaker,
+    beat_key_of,
+    checked_name,
+    lock_name_of_task,
+    start_of_keys,
+)
 from celery_singleton_lock.definition.options import (
     NAMES,
     UNSET,
@@ -240,7 +247,7 @@ def try_store(app: Celery, bound: float) -> None:
     """
     # A name of a task, because the store's user may have rights on the keys of tasks only.
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
-    name = checked_name(next(names, "celery.beat"))
+    name = checked_name(next(names, BEAT))
     key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # A store of its own, because pool processes would inherit the app's connections.
     with closing(open_store(app)) as store:

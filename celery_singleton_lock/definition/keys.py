@@ -104,6 +104,10 @@ def _unserialisable_in(subject: Any) -> str:
     return f"a value of type {type(subject).__name__}"
 
 
+BEAT = "celery.beat"
+"""The task name of a beat that leads, and the beginning of its lock name."""
+
+
 def beat_key_of(app: Celery) -> str:
     """The lock key of the beats of an app."""
     name = setting(app, "singleton_beat_name")
@@ -113,7 +117,7 @@ def beat_key_of(app: Celery) -> str:
             f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME_OF_BEAT} characters "
             "that UTF-8 can encode, the same for all beats of one schedule"
         )
-    return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
+    return key_of(prefix_of(app), checked_name(f"{BEAT}.{name or app.main}"), {})
 
 
 def start_of_keys(prefix: str) -> str:

@@ -322,7 +322,7 @@ _PASSWORD = (
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.name in known or row.name.startswith("celery.beat."))}
+    others = {row.name for row in rows if not (row.name in known or row.is_beat)}
     # If a worker is idle, a call that is due for long may have been received by one that was killed.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     taken = queues_of(workers)

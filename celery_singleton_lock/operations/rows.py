@@ -16,7 +16,7 @@ from typing import Any
 from celery import Celery, states
 
 from celery_singleton_lock.checks import lockable
-from celery_singleton_lock.definition.keys import lock_name_of_task, start_of_keys
+from celery_singleton_lock.definition.keys import BEAT, lock_name_of_task, start_of_keys
 from celery_singleton_lock.definition.options import as_set, prefix_of
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def is_beat(self) -> bool:
-        return self.about.task_name == "celery.beat"
+        return self.about.task_name == BEAT
 
     @property
     def worker(self) -> str:
@@ -87,11 +87,6 @@ class Row:
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
-    def note(self) -> str | None:
-        """Its label, or why its lock cannot be read."""
-        return self.lock.problem or self.about.label
-
-    @property
     def place(self) -> int | None:
         """The place of its turn in the line, from 1."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
@@ -106,7 +101,7 @@ class Row:
         """The facts that people read, by the head of their column."""
         return {
             "lock": self.name,
-            "label": self.note,
+            "label": self.lock.problem or self.about.label,
             "state": "not renewed" if self.about.is_unrenewed else self.state,
             "queue": self.about.queue,
             "task id": self.about.task_id,

@@ -353,7 +353,7 @@ def test_each_command_writes_the_columns_of_the_docs(told: Told) -> None:
     forms = re.findall(r"^\| (`.*?) \| [^|{]*`\{(.*?)\}", COMMANDS, re.MULTILINE)
     columns = {form.replace("`", ""): {*re.findall(r'"(\w+)"', names)} for form, names in forms}
     (example,) = re.findall(r"^\[\{.*\}\]$", COMMANDS, re.MULTILINE)
-    (rare,) = re.findall(r"^A queued row also has .*$", COMMANDS, re.MULTILINE)
+    (rare,) = re.findall(r"^Some rows have more: .*$", COMMANDS, re.MULTILINE)
     columns["list"] = {*json.loads(example)[0], *re.findall(r"`(\w+)`", rare)}
 
     assert told.columns == columns
