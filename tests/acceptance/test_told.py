@@ -335,7 +335,7 @@ def test_each_other_line_of_the_log_has_a_test_that_names_it() -> None:
 
 
 def test_a_monitor_hears_each_event_of_the_docs(told: Told) -> None:
-    table = dict(re.findall(r"^\| `((?:lock|task)-[a-z]+)`[^|]*\|([^|]*)\|", LOG, re.MULTILINE))
+    table = dict(re.findall(r"^- `((?:lock|task)-[a-z]+)`([^:]*):", LOG, re.MULTILINE))
     heard = {event["type"]: event for event in told.events if event["type"] in table}
 
     assert set(heard) == set(table) == {"lock-conflict", "lock-waiting", "lock-acquired", "task-revoked"}
