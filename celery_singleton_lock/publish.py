@@ -131,7 +131,7 @@ def _known_of(
     headers = options.get("headers")
     task_id = options.get("task_id")
     # Without a task id it is a new call, even if its body has handed on the headers of its own.
-    notes = Notes.of(headers if isinstance(headers, Mapping) else None, task_id or "")
+    notes = Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = _of_a_dead_run.get()
     if options.get("retries") and not notes.published:
         # Celery forgets the headers if one of them is named `headers`.
@@ -394,7 +394,7 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
     seconds, due_for, due_in = _times_queued(task, options)
     cooldown = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
-    silence = _silence_of(part)
+    silence = _silence_of(part) if _silences else None
     if silence is not None:
         _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
         return None

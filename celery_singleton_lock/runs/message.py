@@ -160,9 +160,9 @@ def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
     """The headers with our notes; what is no dict is left out, as nobody could send it."""
-    given = headers if isinstance(headers, Mapping) else {}
-    kept = {name: value for name, value in given.items() if name != DELIVERY}
-    return {**kept, HEADER: notes.header()}
+    if not (headers and isinstance(headers, Mapping)):
+        return {HEADER: notes.header()}
+    return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
 
 
 # How it has come.

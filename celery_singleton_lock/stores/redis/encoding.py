@@ -56,8 +56,8 @@ class Script:
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
         text = _INCLUDE.sub(lambda found: _file(f"parts/{found[1]}"), _file(verb))
         self._verb = verb
-        self._names = _ARGUMENT.findall(text)
-        locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(self._names, 1)]
+        self._none = dict.fromkeys(_ARGUMENT.findall(text), "")
+        locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(self._none, 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
@@ -68,9 +68,9 @@ class Script:
 
     def arguments(self, **values: str) -> list[str]:
         """The arguments in their order. Empty ones at the end are left out, because each costs time."""
-        arguments = list({**dict.fromkeys(self._names, ""), **values}.values())
-        if len(arguments) > len(self._names):
-            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values.keys() - self._names)}")
+        arguments = list({**self._none, **values}.values())
+        if len(arguments) > len(self._none):
+            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values.keys() - self._none)}")
         while not arguments[-1]:
             arguments.pop()
         return arguments
