@@ -415,8 +415,8 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
         raise
     except StoreError as error:
         _silences[part] = clock(), StoreError(*error.args)
-        # The call may be marked all the same, even after it has ended, and then nothing would remove the mark. The
-        # cool-down of a retry stays: its first publishing has begun that.
+        # The store may mark the call all the same, perhaps after its end, and then nothing would remove the mark. A
+        # retry keeps the cool-down that its first publishing has begun.
         is_first = not options.get("retries")
         unmark(store, key, task_id, ends_cooldown=is_first, may_arrive=True, in_background=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)

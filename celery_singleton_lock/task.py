@@ -174,7 +174,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute; from then on, an option is that of the class."""
+        """Delete an attribute; an option of the class is used from then on."""
         super().__delattr__(name)
         self._forget(name)
 
@@ -291,7 +291,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return eager_result(self, super().apply(*args, **kwargs), args, kwargs)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""
+        """As Celery's; but a run that has lost its lease, or was replaced, is not retried."""
         run = run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)

@@ -1,6 +1,6 @@
 """A claim, from the first request for it to its release. Users see a granted one as a `Lease`.
 
-It goes through these states. A state is one write, because a signal may raise between any two:
+A claim goes through these states. A state is one write, because a signal may raise between any two:
 
     NEW            it is asked for                             ASKING
     ASKING         refused, and nothing of it is in the store  NEW
@@ -56,7 +56,7 @@ _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds in which a process that is killed for its loss tells of it.
 _LAST_WORDS = 1.0
-# In units of the ttl: for so long the store keeps a turn. Whoever waits here asks at least once in a ttl.
+# Ttls for which the store keeps a turn; a waiter asks at least once in a ttl.
 _TURN_LASTS = 3
 
 
@@ -98,18 +98,18 @@ class Holding:
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
-    # On `clock()`. It counts from the moment at which the last answered request was sent, less an allowance for the
-    # drift of clocks, so it is never later than the store's own deadline.
+    # On `clock()`, counted from the moment at which the last answered request was sent, less an allowance for drift.
+    # So it is never later than the store's own deadline.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
     is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
     told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
-    takes: int = 1  # how often it has to be released
+    takes: int = 1  # the releases that it needs
     ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
     _is_reported: bool = False
-    # Weakly: otherwise the two, and the heartbeat both, would keep each other until the garbage collector runs.
+    # A weak reference: otherwise the two would keep each other until the garbage collector runs.
     _view: "ref[Lease] | None" = None
 
     def __init__(
@@ -132,7 +132,7 @@ class Holding:
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
         self._sender = sender
-        # Empty for a `Lock`: names of locks may be made of ids, of which there is no end.
+        # A `Lock` counts without a name: names of locks may be made of ids, without end.
         self._task: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self._deadman = deadman
@@ -254,7 +254,7 @@ class Holding:
         """See `Lease.check`."""
         reason: NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
-            # The heartbeat got no time to run. The main process of a worker may have renewed the lease meanwhile.
+            # The heartbeat got no time to run, but the main process of a worker may have renewed the lease.
             sent_at = clock()
             with suppress(StoreError):
                 (answer,) = self.store.renew([self.claim], _LATE_BOUND)
@@ -266,7 +266,7 @@ class Holding:
             raise LockLost(self.key, self.lost_reason or reason)
 
     def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Take the answer to a renewal; the reason if the lease is lost, or if its holder has to stop."""
+        """Take the answer to a renewal: the reason why the lease is lost or its holder has to stop, if so."""
         reason = REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has.
@@ -274,7 +274,7 @@ class Holding:
         return reason
 
     def lose(self, reason: LostReason) -> None:
-        """Report that its holder has to stop, or that it is lost, each once; nothing if it was released meanwhile."""
+        """Report once that the holder has to stop, and once that the lease is lost; after its release, neither."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person's request outranks a successor's.
             self.lost_reason = reason
@@ -307,7 +307,7 @@ class Holding:
                 background.submit(self._die)
 
     def _die(self) -> None:
-        """Kill this process, unless its body has ended meanwhile."""
+        """Kill this process if its body still runs."""
         counters.flush()
         if self.state is LOST and self._deadman is not None:
             self._deadman.kill()
@@ -317,8 +317,8 @@ class Holding:
     def release(self) -> None:
         """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
 
-        The heartbeat lets go of it first, so nothing renews a released lease. Without an answer, the release is
-        repeated in the background until the store must have freed the key by itself.
+        The heartbeat lets go of it first, so nothing renews a released lease. A release without an answer is repeated
+        in the background, until the store has freed the key by itself.
         """
         if self.let_go():
             self.give_back()

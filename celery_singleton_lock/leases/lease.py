@@ -105,7 +105,7 @@ class Lease:
         self._holding.release()
 
     async def arelease(self) -> None:
-        """As `release`, without blocking the event loop; a cancelled `arelease` gives the lease back all the same."""
+        """As `release`, without blocking the event loop; a cancelled call gives the lease back as well."""
         await release_in_loop(self._holding)
 
 
@@ -155,12 +155,12 @@ class Hold:
     lock: "ref[Any]"
     caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
-    takes: int  # how often the lease was taken by then
+    takes: int  # of the lease, this one included
     statement: object = None  # the `with` that has taken it, if one has
 
     @property
     def lasts(self) -> bool:
-        """Neither the lock nor the lease has released it."""
+        """Still held: released neither by the lock nor by the lease."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
 

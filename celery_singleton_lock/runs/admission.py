@@ -70,7 +70,7 @@ def admit(run: Run) -> Phase | Ended:
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Finish the claim, and settle what needs no lease; None means that the run has to ask for one."""
+    """Finish the claim, and settle what needs no lease; None if the lease has to be asked for."""
     notes = run.notes
     options = run.options
     claim = run.claim
@@ -191,7 +191,7 @@ def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
     """A delivery whose message has a run already is parked until that run ends, or dropped.
 
     While the run lives, the store refuses a later delivery. Once the run has ended, the store knows that if another
-    delivery was known or likely: see `_ending_of`. The result is that of the other delivery, so this one stores none.
+    delivery was known or likely: see `_ending_of`. Only the other delivery stores a result.
     """
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
@@ -259,10 +259,10 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # A retry whose run was replaced meanwhile has no other delivery, so its marks end here.
+        # The run of this retry was replaced, and no other delivery will end the marks.
         run.unmark()
     run.was_passed_on = True
-    # `Retry` would store a state over that of the other delivery.
+    # `Retry` would overwrite the state of the other delivery.
     raise Ignore(f"{outcome}: the result is that of another run of this very task")
 
 

@@ -185,7 +185,7 @@ def store_final_result(task: Task, task_id: str, request: Any, kept: Mapping[str
     task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)
 
 
-# What it has left in the store.
+# The marks that a call has left in the store.
 
 # Seconds for which to try to end a mark.
 _PATIENCE = 60.0

@@ -51,7 +51,7 @@ class Origin(NamedTuple):
 
 @dataclass
 class Notes:
-    """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
+    """The notes that we have written on a message. A time is in microseconds since the epoch, or 0."""
 
     key: str = ""
     published: int = 0  # first, whoever publishes it again; by the store's clock where the newest call wins
@@ -64,7 +64,7 @@ class Notes:
     free_since: int = 0  # when that run was first seen without a lock, by the store's clock
     newest: Newest = ""
     is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
-    unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
+    unanswered: int = 0  # microseconds spent without an answer of the store, up to the next delivery
     origin: Origin | None = None  # the run that it replaces
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
@@ -224,7 +224,7 @@ def state_of(request: Context) -> RequestState | None:
 
 
 def state_for(request: Context) -> RequestState:
-    """Our state on the request, made if there is none."""
+    """Our state on the request, which is made if it is missing."""
     state = state_of(request)
     if state is None:
         state = vars(request)[_STATE] = RequestState(request.id)

@@ -124,10 +124,10 @@ class Run:
         self.way = way_of(task, request, notes, self.delivery)
         self.is_later_attempt = is_later_attempt(request, notes)
         self.interrupt = Interrupt()
-        # Kept, because the app may move to another store meanwhile.
+        # The app may move to another store while this run holds its lock.
         self.store: Store = store_of(task.app)
         self.claim = self._claim()
-        # The task id of its call. An item of a map has that of the map.
+        # The task id of its call; an item of a map shares its map's.
         self.task_id: str = self.claim.facts.task_id
         deadman = self._deadman() if self.options.kills else None
         self.lease = Holding(self.store, self.claim, partial(_lost, ref(self)), deadman, task)
@@ -274,7 +274,7 @@ class Run:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Begin; `__exit__` gives back everything that it holds by then."""
+        """Begin; `__exit__` gives the lease back."""
         if self.way == "item":
             # An item has a request of its own, though it has no message.
             self.task.request_stack.push(self.request)
@@ -355,6 +355,6 @@ class Run:
 
 
 def _lost(run: "ref[Run]", lease: Holding, reason: LostReason) -> None:
-    # Weakly: otherwise a run to which nothing refers any more would keep its lease alive.
+    # A weak reference: the lease must not keep a run alive to which nothing else refers.
     if (one := run()) is not None and one.phase is not UNLOCKED:
         one.on_lost(lease, reason)
