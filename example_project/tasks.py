@@ -44,7 +44,7 @@ def book_delivery(self, article, pieces):
 
 @app.task(base=Base, bind=True, lock_key=(), lock_on_conflict="rerun")
 def rebuild_index(self, change):
-    """However many changes come while the index is built, one more run is enough: that of the newest change."""
+    """However many changes come during a run, one more run is enough: that of the newest change."""
     with recorded(self) as work:
         work(1.0)
         database.set("index", change)

@@ -34,7 +34,7 @@ class Conflict:
 
 @dataclass(slots=True)
 class Lane:
-    """What happened to one key."""
+    """The history of one key."""
 
     runs: list[Run] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)

@@ -23,7 +23,7 @@ records = Records(BROKER_URL)
 
 
 def key_of(task: Task, args: Sequence[object]) -> str:
-    """What must not run twice at once, in the shop's own words."""
+    """The name of the work that must not run twice at once, in the shop's own words."""
     counts = [] if getattr(task, "lock_key", None) == () else args[:1]
     return " ".join([task.name.rpartition(".")[2], *map(str, counts)])
 

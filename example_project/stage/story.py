@@ -93,9 +93,9 @@ def pause(seconds: float) -> None:
 def let_the_worker_die() -> None:
     """Where there is somebody to kill the worker of this delivery, wait for it.
 
-    The next delivery must not be on its way into that worker: Celery's Redis
+    The next delivery must not be on its way into that worker. Celery's Redis
     transport takes a message off the list before it notes it as unacknowledged,
-    and what is in between dies with the worker.
+    and a message in between is lost with the worker.
     """
     if os.environ.get("SHOP_KILL") != "on":
         return

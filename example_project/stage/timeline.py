@@ -21,7 +21,7 @@ _TOLD_AT_A_TIME = 4
 
 
 class Timeline:
-    """What each worker ran, what was turned away, who died, and when the key came free.
+    """A timeline: the runs of each worker, calls that were turned away, deaths, and when the key came free.
 
     Arguments:
         histories: The shops, from the top down. The story is told of the first.
