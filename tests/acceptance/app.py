@@ -80,10 +80,6 @@ def ran(name: str, **options: Any) -> Any:
 skipped = ran("skipped")
 skipped_with_result = ran("skipped_with_result", lock_skip_result="was skipped")
 refused = ran("refused", lock_on_conflict="raise")
-one_of_two, shares_the_name = (
-    ran(name, lock_name="shared", lock_on_conflict="reschedule") for name in ("one_of_two", "shares_the_name")
-)
-raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
 skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
 warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
@@ -156,29 +152,24 @@ by_policy = {
     policy: task_with(policy, lock_on_conflict=policy)
     for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
-at_most_every_six_seconds = task_with("at_most_every_six_seconds", lock_min_hold=6)
 one_in_a_second = task_with("one_in_a_second", lock_on_conflict="reschedule", lock_min_hold=1)
 impatient = task_with("impatient", lock_on_conflict="reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {mode: task_with(mode, lock_mode=mode) for mode in MODES}
 
-debounced_of = {
-    f"{policy} {mode}": task_with(
-        f"debounced_of-{policy}-{mode}", lock_mode=mode, lock_on_conflict=policy, lock_wait_timeout=4
-    )
-    for policy, mode in (
-        ("rerun", "until_executing"),
-        ("rerun", "until_and_while_executing"),
-        ("replace", "until_and_while_executing"),
-    )
-}
-newest_of = {
-    f"{policy} {mode}": task_with(f"newest_of-{policy}-{mode}", lock_mode=mode, lock_on_conflict=policy)
-    for policy, mode in (
-        ("rerun", "until_executing"),
-        ("rerun", "until_and_while_executing"),
-        ("replace", "until_and_while_executing"),
-    )
-}
+PAIRS = ("rerun until_executing", "rerun until_and_while_executing", "replace until_and_while_executing")
+
+
+def in_each_pair(name: str, **options: Any) -> dict[str, Any]:
+    """A task of each policy and queue mode in which the newest call counts."""
+    pairs = {pair: pair.split() for pair in PAIRS}
+    return {
+        pair: task_with(f"{name}-{pair}", lock_on_conflict=policy, lock_mode=mode, **options)
+        for pair, (policy, mode) in pairs.items()
+    }
+
+
+newest_of = in_each_pair("newest_of")
+debounced_of = in_each_pair("debounced_of", lock_wait_timeout=4)
 newest_retried = task_with(
     "newest_retried",
     lock_on_conflict="rerun",

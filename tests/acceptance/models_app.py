@@ -21,13 +21,12 @@ class Order(pydantic.BaseModel):
         return supplier_id
 
 
-@app.task(base=SingletonTask, bind=True, pydantic=True)
-def load(self: Any, order: Order) -> str:
+def body(self: Any, order: Order) -> str:
     with recorder.body(order.supplier_id, self.request.id):
         return "ran"
 
 
-@app.task(base=SingletonTask, bind=True, pydantic=True, lock_key="{order.supplier_id}", lock_mode="until_executed")
-def load_once(self: Any, order: Order) -> str:
-    with recorder.body(order.supplier_id, self.request.id):
-        return "ran"
+load, load_once = (
+    app.task(base=SingletonTask, bind=True, pydantic=True, name=f"load-{mode}", lock_mode=mode, lock_key=key)(body)
+    for mode, key in (("while_executing", None), ("until_executed", "{order.supplier_id}"))
+)

@@ -26,23 +26,13 @@ app.conf.update(
 )
 
 
-def task_with(policy: str, **options: Any) -> Any:
-    @app.task(
-        base=SingletonTask, bind=True, name=f"quorum-{policy}", lock_key=("key",), lock_on_conflict=policy, **options
-    )
-    def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.0, gate: str | None = None) -> int:
-        body(self, key, seconds, gate, number=number)
+def task_with(policy: str) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=f"quorum-{policy}", lock_key=("key",), lock_on_conflict=policy)
+    def runs(self: Any, key: Any, number: int = 0, gate: str | None = None) -> int:
+        body(self, key, gate=gate, number=number)
         return number
 
     return runs
 
 
-by_policy = {
-    policy: task_with(policy, acks_late=policy == "skip") for policy in ("skip", "reschedule", "rerun", "join")
-}
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_mode="until_executed")
-def retrying(self: Any, key: Any, number: int, gate: str) -> None:
-    body(self, key, gate=gate, number=number)
-    raise self.retry(args=(key, number, gate), kwargs={}, countdown=0)
+by_policy = {policy: task_with(policy) for policy in ("skip", "reschedule", "rerun", "join")}

@@ -25,21 +25,11 @@ class CompanyTask(Task):
     Request = "tests.acceptance.request_app:Told"
 
 
-class Own(SingletonTask):
-    abstract = True
-    Request = Told
+def task_of(name: str, *bases: type) -> Any:
+    own = {} if CompanyTask in bases else {"Request": Told}
+    base = type(name, bases, {"abstract": True, **own})
 
-
-class Behind(SingletonTask, CompanyTask):
-    abstract = True
-
-
-class Before(CompanyTask, SingletonTask):
-    abstract = True
-
-
-def task_of(base: type) -> Any:
-    @app.task(base=base, bind=True, name=f"request-{base.__name__}", lock_key=("key",), lock_ttl=60)
+    @app.task(base=base, bind=True, name=f"request-{name}", lock_key=("key",), lock_ttl=60)
     def stay(self: Any, key: str) -> None:
         with recorder.body(key, self.request.id):
             time.sleep(60)
@@ -47,4 +37,5 @@ def task_of(base: type) -> Any:
     return stay
 
 
-TASKS = {base.__name__: task_of(base) for base in (Own, Behind, Before)}
+CLASSES = {"own": (SingletonTask,), "behind": (SingletonTask, CompanyTask), "before": (CompanyTask, SingletonTask)}
+TASKS = {name: task_of(name, *bases) for name, bases in CLASSES.items()}

@@ -5,7 +5,6 @@ import os
 from typing import Any
 
 from celery import Celery, shared_task
-from celery.concurrency.thread import TaskPool
 
 from celery_singleton_lock import SingletonTask
 
@@ -28,10 +27,3 @@ def task_of(number: int, options: Any) -> Any:
 
 
 tasks = [task_of(number, options) for number, options in enumerate(json.loads(os.environ.get("TEST_TASKS", "[{}]")))]
-
-
-class OwnPool(TaskPool):
-    """A pool that Celery does not ship."""
-
-    def on_apply(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return super().on_apply(target, *args, **kwargs)

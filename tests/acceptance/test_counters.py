@@ -22,52 +22,30 @@ from tests.workers import workers
 PROMPTLY = 60
 
 
-def counted(app: Any) -> dict[str, float]:
-    """The samples of the page by name and labels."""
-    text = Visitor(application(app)).get("/metrics").body
-    return {name: float(value) for name, value in re.findall(r"^singleton_lock_(\S+) (\S+)$", text, re.MULTILINE)}
-
-
 def of(what: str, task: Any, more: str = "") -> float:
-    return counted(tasks.app).get(f'{what}{{{more}task="{task.name}"}}', 0)
+    """A sample of the page."""
+    text = Visitor(application(tasks.app)).get("/metrics").body
+    samples = dict(re.findall(r"^singleton_lock_(\S+) (\S+)$", text, re.MULTILINE))
+    return float(samples.get(f'{what}{{{more}task="{task.name}"}}', 0))
 
 
 @pytest.mark.prove
-def test_all_is_counted_though_each_process_runs_one_task() -> None:
-    number = 6
-    with workers(APP, {}, 1, "--max-tasks-per-child", "1", concurrency=2) as (worker,):
-        results = [tasks.skipped.delay(key) for key in range(number)]
+def test_all_is_counted_though_each_process_runs_one_task_and_some_before_their_first_lease() -> None:
+    number, task = 6, tasks.skipped
+    with workers(APP, {}, 1, "--max-tasks-per-child", "1") as (worker,):
+        with task.lock_for("k"):
+            for result in [task.delay("k") for _ in range(number)]:
+                with pytest.raises(TaskRevokedError):
+                    result.get(timeout=PROMPTLY)
+        results = [task.delay(key) for key in range(number)]
         assert [result.get(timeout=PROMPTLY) for result in results] == ["ran"] * number
         worker.send(SIGTERM)
         worker.wait(PROMPTLY)
 
-    until(lambda: of("acquired_total", tasks.skipped) >= number, "all is counted", timeout=PROMPTLY)
+    until(lambda: of("acquired_total", task) >= number, "all is counted", timeout=PROMPTLY)
     whats = ("acquired_total", "held_seconds_count", "waited_seconds_count")
-    assert [of(what, tasks.skipped) for what in whats] == [number] * 3
-
-
-def test_a_run_without_a_lease_is_counted_as_a_run() -> None:
-    task = tasks.by_mode["until_executing"]
-    with workers(APP):
-        task.delay("k").get(timeout=PROMPTLY)
-        until(lambda: of("unlocked_total", task) == 1, "it is counted", timeout=PROMPTLY)
-    assert of("acquired_total", task) == 0
-
-
-@pytest.mark.prove
-def test_what_a_new_process_counts_before_its_first_lease_is_counted() -> None:
-    number = 5
-    with workers(APP, concurrency=1) as (worker,):
-        with tasks.skipped.lock_for("k"):
-            for result in [tasks.skipped.delay("k") for _ in range(number)]:
-                with pytest.raises(TaskRevokedError):
-                    result.get(timeout=PROMPTLY)
-        tasks.skipped.delay("k").get(timeout=PROMPTLY)
-        worker.send(SIGTERM)
-        worker.wait(PROMPTLY)
-
-    until(lambda: of("acquired_total", tasks.skipped) == 1, "all is counted", timeout=PROMPTLY)
-    assert of("conflicts_total", tasks.skipped, 'outcome="skipped",') == number
+    assert [of(what, task) for what in whats] == [number] * 3
+    assert of("conflicts_total", task, 'outcome="skipped",') == number
 
 
 def test_each_end_of_a_call_is_counted(recorder: Recorder) -> None:

@@ -19,7 +19,6 @@ from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
-from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
@@ -61,17 +60,6 @@ def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earli
     assert task.AsyncResult("nightly").state == "RETRY"
 
 
-def test_a_run_longer_than_its_ttl_keeps_its_lease(recorder: Recorder) -> None:
-    with workers(APP, {}, 2):
-        long_run = tasks.rescheduled.delay("k", 1, seconds=5)
-        until(lambda: recorder.events("enter"), "the long run has begun")
-        other = tasks.rescheduled.delay("k", 2)
-
-        assert (long_run.get(timeout=30), other.get(timeout=30)) == (1, 2)
-
-    assert overlaps(recorder.events()) == []
-
-
 def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recorder) -> None:
     with workers(APP, {}, 2) as pair:
         paused = tasks.aborted.delay("k", 60)
@@ -88,21 +76,6 @@ def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recor
             paused.get(timeout=10)
         holders = tasks.aborted.lock_holders("k", 60)
         assert [holder.task_id for holder in holders] == [successor.id]
-
-
-def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(recorder: Recorder, valkey: Server) -> None:
-    with workers(APP):
-        result = tasks.aborted.delay("k", 60)
-        until(lambda: recorder.events("enter"), "the run has begun")
-        with valkey.client(database=2) as client:
-            client.flushdb()
-
-        with pytest.raises(LockLost, match="expired"):
-            result.get(timeout=10)
-
-    told = recorder.events("told")[0]
-    assert told.facts["reason"] == "expired"
-    assert told.facts["remaining"] == 0.0
 
 
 def kill(task_app: Any, run: Event, result: Any) -> None:
@@ -202,14 +175,6 @@ def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(recorder: Recorde
 
         assert result.get(timeout=30) == 1
         assert task.lock_state("k").cooldown_until is not None
-
-
-def test_retry_with_no_countdown_loses_nothing(recorder: Recorder) -> None:
-    with workers(APP, {}, 2):
-        results = [tasks.retrying.delay(number, attempts=1) for number in range(20)]
-        assert [result.get(timeout=30) for result in results] == [1] * 20
-
-    assert overlaps(recorder.events()) == []
 
 
 def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(recorder: Recorder) -> None:

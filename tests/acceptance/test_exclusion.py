@@ -3,14 +3,11 @@
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.acceptance import app as tasks
-from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -65,35 +62,14 @@ def test_the_same_load_without_the_lock_overlaps_so_the_recorder_can_see_it(reco
     assert len(overlaps(recorder.events())) > 0
 
 
-def test_two_tasks_of_one_lock_name_exclude_one_another(recorder: Recorder) -> None:
-    with workers(APP):
-        results = [task.delay("k", 0.2) for _ in range(3) for task in (tasks.one_of_two, tasks.shares_the_name)]
-        assert [result.get(timeout=30) for result in results] == ["ran"] * 6
+@pytest.mark.prove
+@pytest.mark.parametrize("pool", ["threads", "solo", "gevent"])
+def test_a_worker_of_one_process_locks_in_memory(recorder: Recorder, pool: str) -> None:
+    with workers(APP, {"TEST_LOCKS": "memory://"}, pool=pool, concurrency=4):
+        results = [tasks.rescheduled.delay("k", number, 0.3) for number in range(3)]
+        assert [result.get(timeout=60) for result in results] == [0, 1, 2]
 
     assert overlaps(recorder.events()) == []
-
-
-def test_lock_for_keeps_all_runs_of_a_task_with_several_places_out(recorder: Recorder) -> None:
-    task = combined.two_places["reschedule"]
-    with workers(combined.__name__, {}, 1, concurrency=4), ThreadPoolExecutor(1) as thread:
-        first = [task.delay("k", number, gate=f"gate-{number}") for number in range(2)]
-        until(lambda: len(recorder.events("enter")) == 2, "two run")
-        lease = thread.submit(task.lock_for("k").acquire, timeout=60)
-        until(lambda: task.lock_state("k").waiting == 1, "it waits")
-        open_gate(recorder, "gate-0")
-        assert first[0].get(timeout=30) == 0
-        later = [task.delay("k", number) for number in range(2, 5)]
-        until(lambda: task.lock_state("k").waiting == 4, "they wait though a place is free", timeout=30)
-        open_gate(recorder, "gate-1")
-
-        held = lease.result(60)
-        with recorder.body("k", "lock_for"):
-            later.append(task.delay("k", 5))
-            until(lambda: task.lock_state("k").waiting == 4, "the last waits as well", timeout=30)
-        held.release()
-
-        assert [result.get(timeout=30) for result in later] == [2, 3, 4, 5]
-    assert [pair for pair in overlaps(recorder.events()) if "lock_for" in (pair[0].run, pair[1].run)] == []
 
 
 def keys_of_locks(server: Server) -> list[str]:

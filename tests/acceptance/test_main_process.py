@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from celery.app import base
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
@@ -60,8 +61,32 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(worker: Worker, r
     for result in (killed, expired, revoked):
         result.get(timeout=PROMPTLY, propagate=False)
 
-    makers = {int(pid) for pid in recorder._client.smembers("makers of keys")}
-    assert worker.pid not in makers
+    assert worker.pid not in makers_of(recorder, "keys")
+
+
+@pytest.mark.prove
+@pytest.mark.skipif(not hasattr(base, "pydantic_wrapper"), reason="this Celery knows no models")
+def test_the_main_process_makes_no_model(recorder: Recorder) -> None:
+    from tests.acceptance import models_app as models
+
+    expired = {"expires": datetime.now(UTC) - timedelta(hours=1)}
+    with workers("tests.acceptance.models_app") as (worker,):
+        sent = [
+            models.app.send_task(models.load.name, ({"supplier_id": 1},)),
+            models.app.send_task(models.load.name, ({"supplier_id": 2},), **expired),
+            models.load_once.apply_async(({"supplier_id": 3},), countdown=0.5),
+        ]
+        for result in sent:
+            result.get(timeout=PROMPTLY, propagate=False)
+
+        assert worker.pid not in makers_of(recorder, "models")
+
+
+def makers_of(recorder: Recorder, what: str) -> set[int]:
+    """The processes that have made some."""
+    makers = {int(pid) for pid in recorder._client.smembers(f"makers of {what}")}
+    assert makers
+    return makers
 
 
 @pytest.mark.prove

@@ -71,17 +71,6 @@ def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [0, 3]
 
 
-def test_a_joined_run_gives_its_result(worker: Worker, recorder: Recorder, key: str) -> None:
-    task = combined.by_policy["join"]
-    running(recorder, task, key, 1)
-    joiner = task.apply_async((key, 2), **HIDING)
-    until(lambda: f"task_id={joiner.id} holder=" in worker.log(), "it has joined")
-    open_gate(recorder, key)
-
-    assert joiner.get(timeout=PROMPTLY) == 1
-    assert len(of_key(recorder, key, "enter")) == 1
-
-
 def test_a_retry_gives_the_key_back(worker: Worker, recorder: Recorder, key: str) -> None:
     task = combined.retrying_unique
     retried = task.apply_async((key, 1, 5), **HIDING)
@@ -90,14 +79,4 @@ def test_a_retry_gives_the_key_back(worker: Worker, recorder: Recorder, key: str
 
     assert task.apply_async((key, 2), task_id=f"{key}-other", **HIDING).get(timeout=PROMPTLY) == 2
     assert retried.get(timeout=PROMPTLY) == 1
-    assert overlaps(of_key(recorder, key)) == []
-
-
-def test_a_retry_keeps_its_time_of_publication(worker: Worker, recorder: Recorder, key: str) -> None:
-    task = combined.retrying_replace
-    older = task.apply_async((key, 1, 2), **HIDING)
-    until(lambda: older.state == "RETRY", "the older one waits for its retry")
-    newer = task.apply_async((key, 2), {"seconds": 5}, **HIDING)
-
-    assert newer.get(timeout=PROMPTLY) == 2
     assert overlaps(of_key(recorder, key)) == []

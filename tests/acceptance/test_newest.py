@@ -11,6 +11,7 @@ from celery import chord, group
 
 from celery_singleton_lock import CallRevoked
 from tests.acceptance import app as tasks
+from tests.acceptance.app import PAIRS
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -22,7 +23,6 @@ LONGEST_WAIT = 4.0
 """The `lock_wait_timeout` of the debounced tasks."""
 LATE = 8.0
 """A machine that stands still for seconds."""
-PAIRS = ("rerun until_executing", "rerun until_and_while_executing", "replace until_and_while_executing")
 
 every_pair = pytest.mark.parametrize(
     "pair", [pair if pair == PAIRS[1] else pytest.param(pair, marks=pytest.mark.prove) for pair in PAIRS]
@@ -66,20 +66,6 @@ def clock_ahead(seconds: float) -> Iterator[None]:
 
 
 clocks_that_differ = pytest.mark.parametrize("ahead", [2, pytest.param(40, marks=pytest.mark.prove)])
-
-
-@clocks_that_differ
-@every_pair
-def test_the_queued_call_that_was_published_last_is_the_newest_whatever_the_clocks_of_publishers_say(
-    pair: str, ahead: float
-) -> None:
-    task = tasks.newest_of[pair]
-    with clock_ahead(ahead):
-        first = task.delay("k", 1)
-    second = task.delay("k", 2)
-
-    assert second.id != first.id
-    assert task.lock_state("k").queued == second.id
 
 
 @clocks_that_differ
@@ -173,23 +159,6 @@ def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(recorder: Recor
         assert older.get(timeout=SOON) == 1
         until(lambda: newest.state == "REVOKED", "the newest never runs")
         assert task.delay("k", 3).get(timeout=SOON) == 3
-
-
-@pytest.mark.prove
-@every_pair
-def test_an_older_message_that_is_delivered_again_after_the_newest_has_run_ends(recorder: Recorder, pair: str) -> None:
-    task, env = tasks.newest_of[pair], {"TEST_VISIBILITY": "3"}
-    with workers(APP, env, concurrency=1) as (worker,):
-        tasks.by_policy["skip"].delay("another", gate="never")
-        until(lambda: recorder.events("enter"), "the worker is busy")
-        older = task.delay("k", 1)
-        until(lambda: older.id in str(task.app.control.inspect().reserved()), "the worker has its message")
-        worker.kill()
-    newest = task.delay("k", 2)
-    with workers(APP, env):
-        assert newest.get(timeout=SOON) == 2
-        ends_for(newest, older)
-    assert numbers(recorder)[1:] == [2]
 
 
 def test_a_canvas_ends_of_which_the_newest_member_runs(recorder: Recorder) -> None:

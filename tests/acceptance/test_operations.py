@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -31,7 +30,6 @@ from tests.workers import Worker, workers
 YES, NO, USAGE, AWAY = 0, 1, 2, 69
 PROMPTLY = 10
 TTL = 6
-HEAD = ["LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY"]
 
 
 @pytest.fixture(params=["json", "pickle"])
@@ -84,17 +82,6 @@ def test_a_list_tells_of_a_holder_while_all_workers_are_down(operate: Operate, s
         "label": None,
         "waiters": 0,
     }
-
-
-def test_a_list_for_people_has_its_columns(operate: Operate, store: Store) -> None:
-    key = tasks.skipped.lock_key_for("k")
-    store.acquire(claim(key, "id-1"))
-
-    head, line = (re.split(r" {2,}", line) for line in operate("list", "--wide").stdout.splitlines())
-
-    assert head == HEAD
-    assert (line[:4], line[6:]) == ([tasks.skipped.name, "held", "id-1", "w1@web:7"], ["0", key])
-    assert all(re.fullmatch(r"\d+\.\ds", cell) for cell in line[4:6])
 
 
 def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(operate: Operate, store: Store) -> None:

@@ -31,7 +31,7 @@ from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate
 from tests.browsing import Visitor
 from tests.contract.asking import Waiter
-from tests.servers import Server, free_port
+from tests.servers import Server
 from tests.waiting import until
 
 PROMPTLY = 30
@@ -210,48 +210,7 @@ def test_a_browser_is_told_to_run_and_to_load_nothing(reader: Visitor, path: str
 # The store is away.
 
 
-@pytest.fixture
-def away() -> str:
-    tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
-    return str(tasks.app.conf.singleton_lock_url)
-
-
-@pytest.mark.prove
-def test_a_page_without_its_store_says_why(reader: Visitor, away: str) -> None:
-    reply = reader.get()
-
-    assert reply.status == 503
-    assert "Runs cannot lock: the store cannot be reached." in reply.body
-    assert away.partition("@")[2] in reply.body
-    assert "pa55" not in reply.body
-
-
-def test_health_is_that_of_the_store(reader: Visitor) -> None:
-    assert (reader.get("/healthz").status, reader.get("/healthz").body) == (200, "ok\n")
-
-
 # What Prometheus is told.
-
-
-def test_what_is_held_and_what_was_counted_is_told_to_prometheus(reader: Visitor, store: Store) -> None:
-    name = tasks.skipped.name
-    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
-    store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
-    store.acquire(claim(f"singleton:v3:{{of-user-7:{0:032}}}"))
-    store.count("singleton:v3:stats", {f"conflicts:skipped:{name}": 3}, 30.0)
-
-    reply = reader.get("/metrics")
-
-    lines = reply.body.splitlines()
-    assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert "singleton_lock_up 1.0" in lines
-    assert f'singleton_lock_holders{{task="{name}"}} 1.0' in lines
-    assert f'singleton_lock_conflicts_total{{outcome="skipped",task="{name}"}} 3.0' in lines
-    assert f'singleton_lock_acquired_total{{task="{name}"}} 0.0' in lines
-    assert 'singleton_lock_holders{task=""} 1.0' in lines
-    # Two tasks share that lock, and a mark does not tell whose it is.
-    assert 'singleton_lock_queued{task="tests.acceptance.app.one_of_two"} 1.0' in lines
-    assert not any("of-user" in line or "celery." in line for line in lines)
 
 
 def test_a_queued_call_is_due_from_its_publication_though_it_expires(reader: Visitor) -> None:
@@ -397,10 +356,3 @@ def test_a_port_that_is_in_use_is_said_in_a_line(operate: Operate) -> None:
         done = operate("web", "--bind", bind, code=2)
 
     assert done.stderr.splitlines()[-1].startswith(f"Error: --bind {bind}: Address already in use")
-
-
-def test_prometheus_is_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
-    reply = reader.get("/metrics")
-
-    assert reply.status == 200
-    assert [line for line in reply.body.splitlines() if not line.startswith("#")] == ["singleton_lock_up 0.0"]

@@ -1,6 +1,5 @@
 """P3 and P5: what the caller of a run without the lock sees, for each policy, in each place of a canvas."""
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -111,36 +110,6 @@ def test_a_skip_result_is_returned_everywhere(worker: Worker, recorder: Recorder
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "superseded"), ("replace", "replaced")]
-)
-def test_what_is_stored_says_as_data_which_call_was_left_the_work(
-    worker: Worker, recorder: Recorder, policy: str, reason: str
-) -> None:
-    task = tasks.by_policy[policy]
-    (holder,) = hold(recorder, policy, "k", seconds=20)
-    second = task.delay("k", 2)
-    until(lambda: f"task_id={second.id} holder={holder.id}" in worker.log(), "it is refused")
-    undone, other = {"superseded": lambda: (second, task.delay("k", 3)), "replaced": lambda: (holder, second)}.get(
-        reason, lambda: (second, holder)
-    )()
-
-    undone.get(timeout=15, propagate=False)
-    stored = json.loads(tasks.app.backend.get(tasks.app.backend.get_key_for_task(undone.id)))["result"]
-
-    key = task.lock_key_for("k")
-    if reason == "raised":
-        *facts, expires_in = stored["exc_message"]
-        assert (stored["exc_type"], facts) == ("LockHeld", [key, other.id])
-        assert 0 < expires_in <= 30
-    else:
-        text, *facts = stored["exc_message"]
-        assert (stored["exc_type"], facts) == ("CallRevoked", [key, other.id, reason])
-        assert other.id in text
-    assert undone.result.reason == reason
-
-
-@pytest.mark.prove
 def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(worker: Worker, recorder: Recorder) -> None:
     first = tasks.rerun_and_retried.delay("k", 1, countdown=0, seconds=1.0)
     until(lambda: recorder.events("enter"), "it runs")
@@ -148,23 +117,6 @@ def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(worker: W
 
     assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (1, 2)
     assert sorted(event.facts["number"] for event in recorder.events("enter")) == [1, 1, 2]
-
-
-def test_who_is_replaced_makes_way_and_names_its_successor(worker: Worker, recorder: Recorder) -> None:
-    task = tasks.by_policy["replace"]
-    (holder,) = hold(recorder, "replace", "k", seconds=30)
-    # It may run before the second one has come; it is replaced there too.
-    first = task.delay("k", 2, 30)
-    until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
-    second = task.delay("k", 3)
-
-    assert second.get(timeout=PROMPTLY) == 3
-    with pytest.raises(TaskRevokedError, match=f"{first.id}|{second.id}"):
-        holder.get(timeout=PROMPTLY)
-    with pytest.raises(TaskRevokedError, match=second.id):
-        first.get(timeout=PROMPTLY)
-    assert overlaps(recorder.events()) == []
-    assert "reason=replaced" in worker.log()
 
 
 def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.acceptance.conftest import forget_connections, one_valkey
 from tests.gates import open_gate
-from tests.proxy import Proxy
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -26,17 +25,10 @@ valkey = one_valkey()
 
 
 @pytest.fixture(scope="module")
-def proxy(rabbit: str) -> Iterator[Proxy]:
-    with Proxy(int(rabbit.split("127.0.0.1:")[1].split("/", maxsplit=1)[0])) as proxy:
-        yield proxy
-
-
-@pytest.fixture(scope="module")
-def worker(valkey: Server, rabbit: str, proxy: Proxy) -> Iterator[Worker]:
+def worker(valkey: Server, rabbit: str) -> Iterator[Worker]:
     base = valkey.url.removesuffix("/0")
     quorum.app.conf.update(broker_url=rabbit, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
-    behind = f"amqp://guest:guest@127.0.0.1:{proxy.port}//"
-    with workers(APP, {"TEST_BROKER": behind}, concurrency=4) as (worker,):
+    with workers(APP, {"TEST_BROKER": rabbit}, concurrency=4) as (worker,):
         yield worker
     forget_connections(quorum.app)
     # Results that are collected only when the server is gone complain.

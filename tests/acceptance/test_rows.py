@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from werkzeug.test import Client
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
@@ -24,7 +21,6 @@ from tests.acceptance.conftest import Operate, operated
 from tests.acceptance.test_operations import NO, USAGE
 from tests.contract.asking import Waiter
 from tests.servers import Server
-from tests.waiting import until
 
 DIGEST = "850619f2bc8f15f0cb96f1808d711840"
 KEY = f"singleton:v3:{{shop.import:{DIGEST}}}"
@@ -216,34 +212,6 @@ def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None
 
 
 # Turns.
-
-DYING = """
-import sys, threading, time
-from celery_singleton_lock import Lock
-lock = Lock("a", url=sys.argv[1], ttl=3)
-with lock:
-    for _ in range(12):
-        threading.Thread(target=lock.acquire, daemon=True).start()
-    time.sleep(600)
-"""
-
-
-def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(operate: Operate, store: Store) -> None:
-    command = [sys.executable, "-c", DYING, tasks.app.conf.singleton_lock_url]
-    with subprocess.Popen(command) as process:
-        try:
-            (key,) = until(lambda: list(Inventory(store).keys("singleton:v3:{")), "it is there", timeout=60)
-            until(lambda: store.survey([key])[0].waiters == 12, "they wait", timeout=60)
-        finally:
-            process.kill()
-    until(lambda: not store.holders(key), "its lease is over", timeout=30)
-
-    (row,) = json.loads(operate("list", "--json").stdout)
-    assert (row["state"], row["key"], row["waiters"]) == ("waiting", key, 12)
-    done = json.loads(operate("break", key, "--yes", "--json").stdout)
-
-    assert done["dropped"] == ["turns"]
-    assert json.loads(operate("list", "--json").stdout) == []
 
 
 def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:

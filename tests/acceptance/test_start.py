@@ -143,14 +143,6 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
     assert len(lines) == 10
 
 
-def test_a_worker_with_another_pool_is_refused(worker: Callable[..., Starting], valkey: Server) -> None:
-    env = {**env_of(), "CELERY_CUSTOM_WORKER_POOL": f"{APP}:OwnPool"}
-
-    (line,) = worker(env, "custom").refused()
-
-    assert all(words in line for words in ("OwnPool", "without the lock", "--pool prefork", "task-0"))
-
-
 def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
     env = env_of({"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
     process = Starting(env, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))

@@ -3,9 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import StoreError
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder
@@ -35,16 +33,3 @@ def test_the_job_is_requeued_until_the_store_is_back(worker: Worker, store: Serv
 
     assert result.get(timeout=30) == "ran"
     assert len(recorder.events("enter")) == 1
-
-
-def test_a_job_that_is_not_requeued_ends_as_lock_on_store_error_says(
-    worker: Worker, store: Server, recorder: Recorder
-) -> None:
-    ran = tasks.running_without_store.delay("k")
-
-    with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
-        tasks.raising_without_store.delay("k").get(timeout=20)
-    with pytest.raises(TaskRevokedError, match="did not answer"):
-        tasks.skipping_without_store.delay("k").get(timeout=20)
-    assert ran.get(timeout=20) is True
-    assert [event.run for event in recorder.events("enter")] == [ran.id]

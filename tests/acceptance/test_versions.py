@@ -4,11 +4,8 @@ import time
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
@@ -52,30 +49,6 @@ def test_a_retry_keeps_the_notes_of_a_later_version(worker: Worker, recorder: Re
 
     assert result.get(timeout=PROMPTLY) == 1
     assert [later_notes(event) for event in of_key(recorder, key, "enter")] == [LATER, LATER]
-
-
-def test_a_call_is_refused_by_a_holder_of_a_later_version_as_by_any_other(worker: Worker, store: Store) -> None:
-    task = tasks.by_policy["skip"]
-    key = task.lock_key_for("later-holder")
-    holder = Claim(key, "token", 60.0, facts=Facts("the-holder", hostname="there", pid=7, published=5))
-    store.acquire(holder)
-    store.call("HSET", key, "1:", f"{store.fields(key)['1:']} 6000 soon", "1:zone", "b")
-
-    with pytest.raises(TaskRevokedError, match="the-holder"):
-        task.delay("later-holder").get(timeout=PROMPTLY)
-    store.release(holder, 1)
-    assert task.delay("later-holder", 2).get(timeout=PROMPTLY) == 2
-
-
-def test_a_call_is_found_by_a_mark_of_a_later_version(worker: Worker, store: Store) -> None:
-    task = tasks.by_mode["until_and_while_executing"]
-    key = task.lock_key_for("later-mark")
-    store.mark_queued(key, "the-queued", 60.0, limit=0, cooldown=0.0, label="north", published=5)
-    store.call("HSET", key, "queued", f"{store.fields(key)['queued']},0,soon\x1fmore")
-
-    assert task.delay("later-mark").id == "the-queued"
-    assert tasks.app.send_task(task.name, ("later-mark", 1), task_id="the-queued").get(timeout=PROMPTLY) == 1
-    assert task.delay("later-mark", 2).get(timeout=PROMPTLY) == 2
 
 
 @pytest.mark.parametrize(

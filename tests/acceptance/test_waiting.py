@@ -43,21 +43,6 @@ def test_as_many_run_at_once_as_the_limit_says(recorder: Recorder) -> None:
     assert most_at_once(recorder.events()) == 3
 
 
-def test_a_key_stays_taken_for_its_min_hold(recorder: Recorder) -> None:
-    task = tasks.at_most_every_six_seconds
-    with workers(APP):
-        first = task.delay("k", 1)
-        assert first.get(timeout=10) == 1
-        with pytest.raises(TaskRevokedError, match=first.id):
-            task.delay("k", 2).get(timeout=10)
-        until(lambda: not task.lock_holders("k"), "the cool-down is over")
-        assert task.delay("k", 3).get(timeout=10) == 3
-
-    entered = recorder.events("enter")
-    assert entered[1].at - entered[0].at > 5.9
-    assert not entered[1].facts["took_over"]
-
-
 @pytest.mark.parametrize(
     "mode",
     [

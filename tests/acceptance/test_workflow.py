@@ -4,7 +4,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from celery.exceptions import ChordError
 
 from tests.acceptance import app as tasks
 from tests.acceptance import workflow_app
@@ -51,21 +50,6 @@ def test_one_workflow_at_a_time(recorder: Recorder, kind: str, result: Any) -> N
         second = task.delay("k")
         assert second.id != first.id
         assert second.get(timeout=SOON) == "alone"
-
-
-@pytest.mark.parametrize(
-    "kind", ["failing chain", *(pytest.param(f"failing {each}", marks=pytest.mark.prove) for each in ("chord", "last"))]
-)
-def test_a_workflow_that_fails_counts_no_more(recorder: Recorder, kind: str) -> None:
-    task = workflow_app.workflow
-    with workers(APP, concurrency=2):
-        first = begun(recorder, task, kind)
-        assert task.delay("k").id == first.id
-        open_gate(recorder, GATE)
-
-        with pytest.raises((ValueError, ChordError)):
-            first.get(timeout=SOON)
-        assert task.delay("k").get(timeout=SOON) == "alone"
 
 
 @pytest.mark.parametrize("pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in POOLS)])

@@ -271,27 +271,6 @@ def test_what_others_have_started_in_a_kept_loop_lives_on(app: Celery, where: An
         result.get()
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize("where", [here, in_a_thread])
-def test_a_body_that_goes_on_is_told_in_the_log_while_it_does(
-    app: Celery, where: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    def told() -> list[str]:
-        return [text for text in caplog.messages if text.startswith("lock.goes_on key=")]
-
-    async def main(self: Any) -> None:
-        lose(self)
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(600)
-        while not told():
-            await asyncio.sleep(0.1)
-
-    where(lambda: run(task_of(app, lambda self: asyncio.run(main(self)))))
-
-    (line,) = told()
-    assert "reason=expired" in line
-
-
 @pytest.mark.parametrize("where", [here, in_a_thread])
 def test_a_body_may_catch_it_and_end_in_its_own_way(app: Celery, where: Any) -> None:
     caught: list[str] = []

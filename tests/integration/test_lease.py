@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from inspect import getdoc
-from itertools import product
 from typing import Any
 
 import pytest
@@ -16,10 +15,9 @@ from celery.utils.dispatch import Signal
 from celery_singleton_lock import Lease, Lock, LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import LostReason
-from celery_singleton_lock.leases import holding
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.heartbeat import RenewalThread
-from celery_singleton_lock.leases.holding import Holding, State
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -81,21 +79,6 @@ def test_a_lease_has_the_documented_names_and_no_others(app: Celery, way: Any) -
     way(app, see)
 
     assert seen == [documented()]
-
-
-@pytest.mark.parametrize(("present", "wanted"), list(product(State, State)))
-def test_a_state_leads_only_where_its_table_says(app: Celery, present: State, wanted: State) -> None:
-    row = rf"^    {present.name} .* {wanted.name}$"
-    claim = Holding(store_of(app), Claim(KEY, "mine", 1.0))
-    claim.state = present
-
-    if re.search(row, holding.__doc__ or "", re.MULTILINE):
-        claim.go_to(wanted)
-        assert claim.state is wanted
-    else:
-        with pytest.raises(RuntimeError, match=f"cannot go from {present.name} to {wanted.name}"):
-            claim.go_to(wanted)
-        assert claim.state is present
 
 
 def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pytest.LogCaptureFixture) -> None:

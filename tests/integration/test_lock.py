@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import random
 import re
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from functools import cache
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_singleton_lock import (
     ConfigurationError,
@@ -22,7 +20,6 @@ from celery_singleton_lock import (
     LockHeld,
     LockLost,
     SingletonLockError,
-    SingletonTask,
     signals,
 )
 from celery_singleton_lock.leases.background import background
@@ -231,19 +228,6 @@ def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any]) -> None:
         Lock("stock", url="memory://", **arguments)
 
 
-def test_a_task_and_a_lock_of_one_name_exclude_one_another(server: Server) -> None:
-    app = Celery("lock", set_as_current=False)
-    app.conf.singleton_lock_url = server.url
-
-    @app.task(base=SingletonTask, lock_name="stock", lock_key=(), lock_skip_result="skipped")
-    def count_stock() -> str:
-        return "counted"
-
-    with Lock("stock", app=app):
-        assert count_stock.apply().get() == "skipped"
-    assert count_stock.apply().get() == "counted"
-
-
 GREEN = """
 import sys
 {patch}
@@ -375,42 +359,6 @@ def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far
             hold_the_gil(LONGER)
             until(lambda: lease.remaining() or lease.lost, "the heartbeat has asked")
             assert not lease.lost
-
-
-KEEPER = """
-import sys, time
-from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim
-url, key, token = sys.argv[1:]
-store = store_from_url(url)
-end = time.monotonic() + 60
-print("ready", flush=True)
-while time.monotonic() < end:
-    store.renew([Claim(key, token, 2)], 1.0)
-    time.sleep(0.2)
-"""
-
-
-@pytest.mark.prove
-def test_a_heartbeat_that_was_starved_has_not_asked_in_vain(server: Server) -> None:
-    with Lock("starved", url=server.url, ttl=2) as lease, server.client() as client:
-        # As the main process of a worker renews for its children.
-        command = [sys.executable, "-c", KEEPER, server.url, lease.key, lease.token]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
-            assert keeper.stdout is not None
-            assert keeper.stdout.readline() == b"ready\n"
-            try:
-                chance = random.Random(7)
-                for _ in range(10):
-                    client.script_flush()
-                    # Now and then the heartbeat gets a turn for a moment, in the middle of a request.
-                    time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.4, 0.66]))
-                    client.script_flush()
-                    hold_the_gil(chance.choice([0.6, 1.4, 2.0]))
-                    hold_the_gil(1.2)
-                    assert not lease.lost, lease.lost_reason
-            finally:
-                keeper.kill()
 
 
 def test_the_log_names_the_lease_whose_heartbeat_was_late_and_no_other(

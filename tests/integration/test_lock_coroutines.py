@@ -14,7 +14,7 @@ import anyio
 import pytest
 import uvloop
 
-from celery_singleton_lock import ConfigurationError, Lease, Lock, LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock import Lease, Lock, LockHeld, SingletonLockError, StoreError
 from tests.forks import in_a_fork
 from tests.proxy import Proxy
 from tests.servers import Server, running
@@ -61,17 +61,6 @@ def lock(url: str) -> Iterator[Lock]:
     lock = Lock("stock", url=url)
     yield lock
     assert nothing_is_left(lock)
-
-
-def test_a_block_holds_the_lock_and_gives_it_back(lock: Lock, run: Run) -> None:
-    async def main() -> None:
-        async with lock as lease:
-            assert lease.held
-            lease.check()
-            assert [holder.token for holder in lock.state().holders] == [lease.token]
-        assert not lease.held
-
-    run(main())
 
 
 def test_acquire_and_release(lock: Lock, run: Run) -> None:
@@ -215,15 +204,6 @@ def test_a_block_of_a_generator_ends_in_any_task(lock: Lock, run: Run) -> None:
     run(main())
 
 
-def test_an_error_in_the_block_releases_the_lock(lock: Lock, run: Run) -> None:
-    async def main() -> None:
-        async with lock:
-            raise ArithmeticError
-
-    with pytest.raises(ArithmeticError):
-        run(main())
-
-
 # Cancellation.
 
 
@@ -243,19 +223,6 @@ def test_whenever_a_task_is_cancelled_nothing_is_held(lock: Lock, run: Run) -> N
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         await become(lambda: nothing_is_left(lock), "nothing is held, and nobody waits")
-
-    run(main())
-
-
-def test_a_waiter_that_is_cancelled_gives_back_its_turn(lock: Lock, run: Run) -> None:
-    async def main() -> None:
-        async with lock:
-            waits = asyncio.create_task(lock.aacquire())
-            await become(lambda: waiters(lock) == 1, "it is queued")
-            waits.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waits
-            await become(lambda: waiters(lock) == 0, "its turn is given back")
 
     run(main())
 
@@ -473,11 +440,3 @@ def test_at_a_silent_store_no_crowd_makes_anybody_wait_for_much_longer(valkey: S
         proxy.black_hole()
         # Eight threads would need a minute for so many questions of five seconds.
         assert run(main(locks)) < 40
-
-
-def test_a_generator_is_not_decorated(url: str) -> None:
-    async def steps() -> AsyncIterator[int]:
-        yield 1
-
-    with pytest.raises(ConfigurationError, match="take the lock inside"):
-        Lock("stock", url=url)(steps)

@@ -125,15 +125,6 @@ def test_a_wait_for_the_run_of_a_call_has_a_bound(app: Celery, timeout: Any) -> 
         lock.__enter__()
 
 
-@pytest.mark.timeout(60)
-def test_a_run_that_would_wait_for_its_own_thread_fails_at_once(app: Celery) -> None:
-    task = task_of(app, lock_on_conflict="wait")
-
-    with task.lock_for(7), pytest.raises(LockHeld):
-        task.apply((7, True), throw=True)
-    assert task.apply((7, True)).get() == "loaded"
-
-
 def test_a_call_with_an_id_that_is_no_text_is_revoked_and_leaves_no_mark(app: Celery) -> None:
     task = task_of(app, lock_mode="until_executed")
 

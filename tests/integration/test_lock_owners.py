@@ -187,50 +187,6 @@ def test_a_reentrant_lease_is_given_back_as_often_as_taken(
 # asyncio.
 
 
-def test_tasks_that_share_one_object_give_back_their_own(url: str) -> None:
-    lock, order = Lock("gates", url=url, limit=2), []
-
-    async def body(name: str, entered: asyncio.Event, may_leave: asyncio.Event) -> None:
-        with lock as lease:
-            entered.set()
-            await may_leave.wait()
-            assert lease.held
-            order.append(name)
-        assert not lease.held
-
-    async def run() -> None:
-        first, second = (asyncio.Event(), asyncio.Event()), (asyncio.Event(), asyncio.Event())
-        tasks = [asyncio.create_task(body("first", *first)), asyncio.create_task(body("second", *second))]
-        await first[0].wait()
-        await second[0].wait()
-        # The one that came first leaves first.
-        first[1].set()
-        await tasks[0]
-        assert len(holders(url, lock)) == 1
-        second[1].set()
-        await tasks[1]
-
-    asyncio.run(run())
-    assert order == ["first", "second"]
-    assert holders(url, lock) == []
-
-
-def test_another_task_does_not_re_enter(url: str) -> None:
-    lock = Lock("stock", url=url, reentrant=True)
-
-    async def try_it() -> Lease | None:
-        return lock.acquire(blocking=False)
-
-    async def run() -> None:
-        with lock as lease:
-            assert lock.acquire() is lease
-            lock.release()
-            assert await asyncio.create_task(try_it()) is None
-
-    asyncio.run(run())
-    assert holders(url, lock) == []
-
-
 @pytest.mark.parametrize("wait", [Lock.__enter__, Lock.acquire, partial(Lock.acquire, timeout=60)])
 def test_a_wait_that_would_block_an_event_loop_is_an_error_that_says_what_to_do(url: str, wait: Any) -> None:
     lock, other = Lock("stock", url=url), Lock("stock", url=url)

@@ -95,9 +95,12 @@ def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise(a
     assert samples[sample("singleton_lock_taken_over_total", task="shop.sync")] == 0
 
 
-def test_the_lease_of_a_beat_is_that_of_no_task(app: Celery) -> None:
+def test_who_holds_and_what_is_queued_is_told_and_the_lease_of_a_beat_is_that_of_no_task(app: Celery) -> None:
     samples = told(app)
 
+    assert samples[sample("singleton_lock_up")] == 1
+    assert samples[sample("singleton_lock_holders", task="shop.sync")] == 1
+    assert samples[sample("singleton_lock_queued", task="shop.sync")] == 1
     assert samples[sample("singleton_lock_beat_leads")] == 1
     assert not [name for name, *labels in samples if "task=celery.beat" in labels]
 
