@@ -82,6 +82,11 @@ def test_a_call_that_was_skipped_is_found_by_time_key_and_holder(app: Celery) ->
     assert "the-call" in kept
     assert "secret" not in kept
     assert "token-a" not in kept
+    queued = app.tasks["shop.queued"].apply_async(("7", ""))
+    app.tasks["shop.queued"].apply_async(("7", ""))
+    unsent, _ = history(app)
+    assert (unsent["event"], unsent["outcome"], unsent["task_id"]) == ("conflict", "unpublished", None)
+    assert (unsent["holder_task_id"], unsent["label"]) == (queued.id, "supplier 7")
 
 
 def test_people_read_the_newest_first_and_of_one_lock(app: Celery) -> None:
@@ -102,16 +107,6 @@ def test_people_read_the_newest_first_and_of_one_lock(app: Celery) -> None:
     assert operated(app)("history", "other.*").stderr == "Nothing about 'other.*'.\n"
 
 
-def test_a_call_that_was_not_sent_names_the_one_that_is_queued(app: Celery) -> None:
-    first = app.tasks["shop.queued"].apply_async(("7", ""))
-    app.tasks["shop.queued"].apply_async(("7", ""))
-
-    (event,) = history(app)
-
-    assert (event["event"], event["outcome"], event["task_id"]) == ("conflict", "unpublished", None)
-    assert (event["holder_task_id"], event["label"]) == (first.id, "supplier 7")
-
-
 def test_text_of_any_kind_reaches_no_terminal(app: Celery) -> None:
     skip(app, "\x1b[31mid\n")
     counters.note(store_of(app), "singleton:v3:{half:0}", "lost", "expired", "half", Facts("\udc80", label=EVIL))
@@ -129,53 +124,42 @@ def test_text_of_any_kind_reaches_no_terminal(app: Celery) -> None:
     assert "\\udc80" in told
 
 
-@pytest.mark.parametrize(("number", "kept"), [(3, ["id-4", "id-3", "id-2"]), (0, [])])
-def test_so_many_are_kept_as_the_setting_says(app: Celery, number: int, kept: list[str]) -> None:
+@pytest.mark.parametrize("number", [0, 3, 5, 6])
+def test_so_many_are_kept_as_the_setting_says_and_who_reads_learns_since_when(app: Celery, number: int) -> None:
     app.conf.singleton_lock_history = number
     for each in range(5):
         skip(app, f"id-{each}")
 
-    assert [event["task_id"] for event in history(app)] == kept
-    assert bool(store_of(app).fields("singleton:v3:history")) == bool(kept)
+    events = history(app)
+
+    assert [event["task_id"] for event in events] == ["id-4", "id-3", "id-2", "id-1", "id-0"][:number]
+    assert bool(store_of(app).fields("singleton:v3:history")) == bool(number)
+    oldest = events[-1]["at"][:19].replace("T", " ") if events else ""
+    said = f"Events before {oldest} are forgotten: singleton_lock_history keeps {number}."
+    for arguments in ([], ["shop.*"], ["other.*"]):
+        assert (said in operated(app)("history", *arguments).stderr) == (number in (3, 5))
 
 
-def test_a_history_that_is_off_does_not_say_that_nothing_has_happened(app: Celery) -> None:
+def test_a_history_that_is_off_or_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
     app.conf.singleton_lock_history = 0
     skip(app)
     counters.flush()
-
-    said = "Nothing is written down, because singleton_lock_history is 0."
-    page = Visitor(application(app)).get().body
-
-    assert [operated(app)("history", *arguments).stderr for arguments in ([], ["shop.*"], ["--json"])] == [
-        said + "\n"
-    ] * 3
-    assert said in page.partition("Recent</h2>")[2]
-    assert "Last hour: not known" in page
-    assert "othing unusual" not in page
-
-
-def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
+    is_off = "Nothing is written down, because singleton_lock_history is 0."
+    for arguments in ([], ["shop.*"], ["--json"]):
+        assert operated(app)("history", *arguments).stderr == f"{is_off}\n"
+    assert is_off in recent(app)
+    app.conf.singleton_lock_history = 500
     # Damaged, or another program's.
     store_of(app).call("SET", "singleton:v3:history", "x")
+    assert "What has happened cannot be read now." in recent(app)
 
+
+def recent(app: Celery) -> str:
+    """What the page says of the past, where it knows nothing of it."""
     page = Visitor(application(app)).get().body
-
-    assert "What has happened cannot be read now." in page.partition("Recent</h2>")[2]
     assert "Last hour: not known" in page
-    assert "The locks are well." in page
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_who_reads_a_full_history_learns_since_when_it_tells(app: Celery, number: int) -> None:
-    app.conf.singleton_lock_history = number
-    skip(app, "id-1")
-    skip(app, "id-2")
-    oldest = history(app)[-1]["at"]
-
-    said = f"Events before {oldest[:19].replace('T', ' ')} are forgotten: singleton_lock_history keeps {number}."
-    for arguments in ([], ["shop.*"], ["other.*"]):
-        assert (said in operated(app)("history", *arguments).stderr) == (number == 2)
+    assert "othing unusual" not in page
+    return page.partition("Recent</h2>")[2]
 
 
 def test_what_others_have_written_hides_nothing(app: Celery) -> None:

@@ -3,10 +3,13 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from itertools import product
+from os import environ
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.proxy import Proxy
-from tests.recorder import Event, Recorder
+from tests.recorder import Event, Recorder, of_key
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -360,10 +363,10 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
 
 
 def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowledged(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+    recorder: Recorder, valkey: Server
 ) -> None:
     task = combined.late["skip"]
-    with workers(APP, {**env, **ROOT}, 1, concurrency=1) as (worker,), valkey.client() as client:
+    with workers(APP, concurrency=1) as (worker,), valkey.client() as client:
         task.delay("first").get(timeout=30)
         (first,) = runs(recorder)
         os.kill(first.pid, signal.SIGSTOP)
@@ -377,3 +380,33 @@ def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowle
 
         assert [each.run for each in runs(recorder)][1:] == [result.id]
         assert (client.llen("celery"), client.hlen("unacked")) == (0, 0), "it would run again"
+
+
+# A broadcast queue: the runs of siblings are no copies.
+
+
+# In a process of its own, because the queues of the app are those of the whole process.
+KEY = "broadcast"
+PUBLISH = """
+from tests.acceptance import broadcast_app
+from tests.waiting import until
+# A worker says that it is ready a moment before it hears what is broadcast.
+until(lambda: len(broadcast_app.app.control.ping(timeout=0.5)) == 3, "three workers listen")
+# Where nobody declares it, kombu's Redis takes the exchange for a direct one.
+everybody = {"queue": broadcast_app.ALL, "declare": [broadcast_app.everybody.exchange]}
+print(broadcast_app.skipped.apply_async(("broadcast", 1, 3), **everybody).id)
+"""
+
+
+@pytest.mark.prove
+def test_siblings_of_a_run_are_skipped_and_publish_nothing(broker: str, recorder: Recorder) -> None:
+    with workers("tests.acceptance.broadcast_app", {"TEST_BROKER": broker}, 3, concurrency=1) as three:
+        command = [sys.executable, "-c", PUBLISH]
+        env = {**environ, "TEST_BROKER": broker}
+        task_id = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+        # RabbitMQ still has what an earlier test has left, and Celery says more of a message than that it came.
+        until(lambda: of_key(recorder, KEY, "leave"), "it has run")
+        until(lambda: all(worker.log().count(task_id) > 1 for worker in three), "each has had it")
+
+        assert [worker.log().count(f"[{task_id}] received") for worker in three] == [1, 1, 1]
+    assert len(of_key(recorder, KEY, "enter")) == 1

@@ -140,14 +140,14 @@ QUEUES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "by its call, as an object": ({}, {}, {"queue": Queue("imports")}),
     "by its task": ({"task_routes": {"found.put": "exports"}}, {"queue": "imports"}, {}),
     "by a table": ({"task_routes": {"found.put": "imports"}}, {}, {}),
-    "by a pattern in the second table": (
-        {"task_routes": [{"other.*": "a"}, {"found.*": {"queue": "imports"}}]},
-        {},
-        {},
-    ),
+    "by a second table": ({"task_routes": [{"other.*": "a"}, {"found.*": {"queue": "imports"}}]}, {}, {}),
     "by a default beside a table": ({"task_routes": {"other.*": "exports"}}, {}, {}),
     "by its call before a function": (ONLY_FUNCTION, {}, {"queue": "exports"}),
+    "not known: by a function": (ONLY_FUNCTION, {}, {}),
+    "not known: by an exchange of the task's": ({}, {"exchange": "shop", "routing_key": "imports"}, {}),
+    "not known: by an exchange of the call's": ({}, {}, {"exchange": "shop"}),
 }
+"""How a call is put into a queue: settings, options of the task, and those of the call."""
 
 
 def put_by(url: str, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]) -> Celery:
@@ -168,34 +168,21 @@ BY_TASKS = pytest.mark.filterwarnings("ignore::celery.exceptions.CDeprecationWar
 
 @BY_TASKS
 @pytest.mark.parametrize("way", QUEUES)
-def test_a_queued_call_says_in_which_queue_it_was_put(valkey: Server, way: str) -> None:
+def test_a_queued_call_says_in_which_queue_it_was_put_if_its_publisher_knows_it(valkey: Server, way: str) -> None:
     with put_by(valkey.url, *QUEUES[way]) as app, valkey.client() as client:
-        # The broker has a list for each queue that is not empty.
-        (queue,) = client.scan_iter(_type="list")
         (row,) = json.loads(operated(app)("list", "--json").stdout)
         head, line = operated(app)("list").stdout.splitlines()
-
+        if way.startswith("not known"):
+            assert "queue" not in row
+            assert "QUEUE" not in head
+            return
+        # The broker has a list for each queue that is not empty.
+        (queue,) = client.scan_iter(_type="list")
         assert row["queue"] == queue
         assert head.split()[:3] == ["LOCK", "STATE", "QUEUE"]
         assert line.split()[:3] == ["found.put", "queued", queue]
         assert f"in <code>{queue}</code>" in Client(application(app)).get("/").get_data(as_text=True)
         assert queue in operated(app)("show", row["task_id"]).stdout
-
-
-@BY_TASKS
-@pytest.mark.parametrize(
-    ("settings", "options", "call"),
-    [(ONLY_FUNCTION, {}, {}), ({}, {"exchange": "shop", "routing_key": "imports"}, {}), ({}, {}, {"exchange": "shop"})],
-    ids=["a function", "an exchange of the task's", "an exchange of the call's"],
-)
-def test_a_queue_that_its_publisher_does_not_know_is_not_guessed(
-    valkey: Server, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]
-) -> None:
-    with put_by(valkey.url, settings, options, call) as app:
-        (row,) = json.loads(operated(app)("list", "--json").stdout)
-
-        assert "queue" not in row
-        assert "QUEUE" not in operated(app)("list").stdout
 
 
 def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None:
@@ -231,7 +218,9 @@ def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate
 
 # How a lock, or a call, is named.
 
-NAMES = [KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…", "id-of-a-call", "id-of", "id-of-a…"]
+NAMES = {name: (["id-of-a-call"], ["queued"]) for name in (KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…")}
+# A call alone leaves the marks of others.
+NAMES |= dict.fromkeys(("id-of-a-call", "id-of", "id-of-a…"), (["id-of-a-call"], [])) | {"behi": ([], ["queued"])}
 
 
 @pytest.mark.parametrize("what", NAMES)
@@ -243,19 +232,7 @@ def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Sto
     plan = json.loads(operate("break", what, "--dry-run", "--json").stdout)
 
     assert KEY in shown
-    # A call alone leaves the marks of others.
-    assert plan["asked"] == ["id-of-a-call"]
-    assert plan["dropped"] == ([] if what.startswith("id") else ["queued"])
-
-
-def test_a_queued_call_is_broken_alone(operate: Operate, store: Store) -> None:
-    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
-    store.mark_queued(KEY, "behind", 60.0, limit=0, cooldown=0.0)
-
-    done = json.loads(operate("break", "behi", "--yes", "--json").stdout)
-
-    assert (done["asked"], done["dropped"]) == ([], ["queued"])
-    assert store.survey([KEY])[0].asked_by == {}
+    assert (plan["asked"], plan["dropped"]) == NAMES[what]
 
 
 @pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])

@@ -1,6 +1,8 @@
 """What can never work stops the start of a worker or a beat and is a line each; what may pass is told, and passes."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -354,3 +356,72 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
         app.close()
     assert len(process.lines("lock.store_unreachable")) == 1
     assert process.lines("lock.misconfigured") == []
+
+
+# A project that never imports the library.
+
+
+UNAWARE = "tests.acceptance.unaware_app"
+LOADED = """
+import atexit, runpy, sys
+atexit.register(lambda: print(*(name for name in sys.modules if name.startswith("celery_singleton_lock"))))
+sys.argv[0] = "celery"
+runpy.run_module("celery", run_name="__main__")
+"""
+
+
+def celery(*arguments: str) -> tuple[str, set[str]]:
+    """What a command writes, and what it loads of the library."""
+    command = [sys.executable, "-c", LOADED, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    text, _, loaded = done.stdout.rstrip("\n").rpartition("\n")
+    return text, set(loaded.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["worker", "--help"]], ids=" ".join)
+def test_a_command_of_celerys_own_loads_the_name_of_ours(arguments: list[str]) -> None:
+    text, loaded = celery(*arguments)
+
+    assert loaded == {"celery_singleton_lock", "celery_singleton_lock.command", "celery_singleton_lock.signals"}
+    assert arguments != ["--help"] or "singleton  Show the locks of singleton tasks" in text
+
+
+def test_our_command_has_its_own_commands() -> None:
+    text, loaded = celery("singleton", "--help")
+
+    assert "celery_singleton_lock.operations.cli" in loaded
+    assert all(f"\n  {name} " in text for name in ("break", "doctor", "list", "show", "web"))
+
+
+def test_our_command_takes_the_options_that_an_app_adds_to_each() -> None:
+    app = ["--app", UNAWARE]
+
+    assert celery(*app, "singleton", "--site", "blue", "list", "--json")[0] == "[]"
+    assert "--site" in celery(*app, "singleton", "--help")[0]
+
+
+def test_a_worker_whose_project_never_imports_us_tells_of_an_option_without_the_base(valkey: Server) -> None:
+    worker = Process(UNAWARE, {}, "worker", "--pool", "solo", "--without-gossip")
+    try:
+        until(lambda: " ready." in worker.log(), "it is ready", timeout=60)
+        assert "lock.no_base: task bare (" in worker.log()
+    finally:
+        worker.close()
+
+
+def test_a_quiet_beat_whose_project_never_imports_us_is_checked(valkey: Server, tmp_path: Path) -> None:
+    beat = Process(
+        UNAWARE,
+        {"TEST_LOCKS": "memory://"},
+        "--quiet",
+        "beat",
+        "--pidfile",
+        "",
+        "--schedule",
+        str(tmp_path / "schedule"),
+    )
+    try:
+        until(lambda: "lock.misconfigured: " in beat.log(), "it is refused", timeout=60)
+    finally:
+        beat.close()

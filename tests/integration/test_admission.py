@@ -219,27 +219,18 @@ def test_a_call_that_is_requeued_is_the_same_and_never_far_away(world: World, po
     assert (survey.places, survey.marks, world.sent) == ((), (), None)
 
 
-def test_a_call_that_is_requeued_gives_up_after_lock_wait_timeout(world: World) -> None:
-    world.define(lock_on_conflict="reschedule", lock_wait_timeout=20)
-    world.is_held(ttl=3600)
-
-    assert world.deliver(publish(world)) == "RETRY"
-    world.store.advance(10)
-    assert world.deliver(world.sent) == "RETRY"
-    world.store.advance(11)
-    assert world.deliver(world.sent) == "FAILURE"
-
-    assert isinstance(world.result.result, LockHeld)
-    assert world.sent is None
-
-
-def test_a_call_that_another_queued_call_keeps_out_waits_for_lock_wait_timeout_as_well(world: World) -> None:
-    world.define(lock_mode="until_executing", lock_on_conflict="reschedule", lock_wait_timeout=20)
+@pytest.mark.parametrize("by", ["a run", "another queued call"])
+def test_a_call_that_is_kept_out_gives_up_after_lock_wait_timeout(world: World, by: str) -> None:
+    mode = "while_executing" if by == "a run" else "until_executing"
+    world.define(lock_mode=mode, lock_on_conflict="reschedule", lock_wait_timeout=20)
     message = publish(world)
-    # As after `lock_queue_ttl`, or by `break`.
-    world.store.unmark(world.task.lock_key_for(), ME)
-    world.task.apply_async(task_id="another")
-    assert world.sent is not None
+    if by == "a run":
+        world.is_held(ttl=3600)
+    else:
+        # As after `lock_queue_ttl`, or by `break`.
+        world.store.unmark(world.task.lock_key_for(), ME)
+        world.task.apply_async(task_id="another")
+        assert world.sent is not None
 
     assert world.deliver(message) == "RETRY"
     world.store.advance(10)
@@ -248,6 +239,7 @@ def test_a_call_that_another_queued_call_keeps_out_waits_for_lock_wait_timeout_a
     assert world.deliver(world.sent) == "FAILURE"
 
     assert isinstance(world.result.result, LockHeld)
+    assert world.sent is None
 
 
 @pytest.mark.parametrize("policy", ALL)
@@ -354,17 +346,6 @@ def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, poli
     assert world.deliver(copy) == "SUCCESS"
 
     assert (ran, world.result.result, world.sent) == ([1], "ran", None)
-
-
-@pytest.mark.parametrize("policy", ALL)
-def test_a_copy_of_a_run_that_has_died_runs(world: World, policy: str) -> None:
-    world.define(lock_on_conflict=policy)
-    message = publish(world)
-    world.is_held(by=ME)
-    world.store.advance(31)
-
-    assert world.deliver(message, delivery_info={"redelivered": True}) == "SUCCESS"
-    assert world.ran == [(1, True)]
 
 
 @pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
@@ -523,21 +504,3 @@ def test_a_call_that_waits_leaves_no_error_where_only_errors_are_kept(world: Wor
 
 
 # Headers.
-
-
-def test_a_call_is_requeued_though_its_state_cannot_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.define(lock_on_conflict="reschedule")
-    world.is_held()
-    message = publish(world)
-    store, answers = world.app.backend.store_result, iter([OSError("the backend is down")])
-
-    def fail_once(*args: Any, **kwargs: Any) -> Any:
-        for error in answers:
-            raise error
-        return store(*args, **kwargs)
-
-    monkeypatch.setattr(world.app.backend, "store_result", fail_once)
-
-    world.deliver(message)
-
-    assert world.sent is not None

@@ -14,7 +14,7 @@ import anyio
 import pytest
 import uvloop
 
-from celery_singleton_lock import Lease, Lock, LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock import Lease, Lock, SingletonLockError, StoreError
 from tests.forks import in_a_fork
 from tests.proxy import Proxy
 from tests.servers import Server, running
@@ -78,18 +78,6 @@ def test_acquire_and_release(lock: Lock, run: Run) -> None:
     run(main())
 
 
-def test_a_block_waits_as_long_as_it_was_told_and_says_who_holds_the_lock(lock: Lock, url: str, run: Run) -> None:
-    async def main() -> None:
-        for timeout in (0, 0.3):
-            with pytest.raises(LockHeld, match="stock"):
-                async with Lock("stock", url=url, timeout=timeout):
-                    raise AssertionError("it is held")
-
-    with lock:
-        run(main())
-        assert waiters(lock) == 0
-
-
 def test_a_release_wakes_the_next_one_in_the_order_of_their_arrival(lock: Lock, url: str, run: Run) -> None:
     order = list[str]()
 
@@ -151,26 +139,6 @@ def test_hundreds_wait_on_one_connection_and_the_loop_goes_on(valkey: Server, ru
     # Those that ask the store, that of the listener, that of the heartbeat and one of this test.
     assert threads < 16
     assert nothing_is_left(lock)
-
-
-def test_a_decorated_coroutine_function(lock: Lock, run: Run) -> None:
-    inside = list[int]()
-
-    class Shop:
-        @lock
-        async def count(self, more: int) -> int:
-            """How many."""
-            inside.append(more)
-            assert len(inside) == 1
-            await asyncio.sleep(0.01)
-            return inside.pop()
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*(Shop().count(number) for number in range(5)))
-
-    assert run(main()) == list(range(5))
-    assert (Shop.count.__name__, Shop.count.__doc__) == ("count", "How many.")
-    assert asyncio.iscoroutinefunction(Shop.count)
 
 
 def test_the_task_that_holds_it_may_acquire_it_again_and_no_other(url: str, run: Run) -> None:

@@ -260,7 +260,11 @@ async def twice(lock: Lock) -> Any:
     return wrapped(lock)
 
 
-@pytest.mark.parametrize("later", [Later(), partial(Later()), partial(partial(Later().__call__))])
+async def function(lock: Lock) -> int:
+    return len(lock.state().holders)
+
+
+@pytest.mark.parametrize("later", [function, Later(), partial(Later()), partial(partial(Later().__call__))])
 def test_each_call_of_a_decorated_object_takes_the_lock_until_its_coroutine_has_ended(app: Celery, later: Any) -> None:
     lock = Lock("stock", app=app, timeout=0)
 

@@ -127,3 +127,17 @@ def test_a_holder_that_is_no_task_is_named_as_a_lock() -> None:
         str(LockHeld(KEY, "holder", 3.0, of_a_later_version))
         == f"lock key={KEY} is kept by task_id=holder for another 3.0 s"
     )
+
+
+def test_without_its_extra_one_line_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['{}'] = None\nfrom celery_singleton_lock import Lock\nLock('stock', url='memory://')"
+    )
+    for package in ("fakeredis", "lupa"):
+        ran = subprocess.run(
+            [sys.executable, "-c", program.format(package)], capture_output=True, text=True, timeout=30
+        )
+
+        *_, said = ran.stderr.splitlines()
+        assert "ConfigurationError: memory:// needs more packages" in said
+        assert said.endswith('pip install "celery-singleton-lock[testing]"')
