@@ -80,7 +80,6 @@ def ran(name: str, **options: Any) -> Any:
 skipped = ran("skipped")
 skipped_with_result = ran("skipped_with_result", lock_skip_result="was skipped")
 refused = ran("refused", lock_on_conflict="raise")
-skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
 warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
@@ -115,13 +114,6 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
         recorder.write("told", key, self.request.id, reason=lost.reason, remaining=self.lock.remaining())
         raise
     return "ran to its end"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="run")
-def running_without_store(self: Any, key: Any) -> bool:
-    body(self, key, 0)
-    self.lock.check()
-    return not self.lock.held
 
 
 def task_with(name: str, base: type = SingletonTask, busy: float = 0.0, **options: Any) -> Any:

@@ -49,23 +49,14 @@ unique = {
 }
 
 
-def cleaning_up(name: str, **options: Any) -> Any:
-    @app.task(
-        base=SingletonTask, bind=True, name=name, lock_key=("key",), lock_on_conflict="replace", lock_ttl=3, **options
-    )
-    def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
-        try:
-            body(self, key, seconds, number=number)
-        except LockLost:
-            body(self, key, gate=gate, number=-number)
-            raise
-        return number
-
-    return cleans_up
-
-
-cleans_up = cleaning_up("cleans_up", lock_wait_timeout=3)
-cleans_up_in_one_of_two = cleaning_up("cleans_up_in_one_of_two", lock_limit=2)
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="replace", lock_wait_timeout=3)
+def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
+    try:
+        body(self, key, seconds, number=number)
+    except LockLost:
+        body(self, key, gate=gate, number=-number)
+        raise
+    return number
 
 
 waiting_by_mode = {
@@ -100,15 +91,6 @@ class Stumbles(SingletonTask):
 
 
 dying = task_with("dying", lock_mode="until_executed", retry_on_worker_lost=True, default_retry_delay=3, max_retries=2)
-# Nothing tells of their results, so publishers have only the marks.
-dying_at_once = task_with(
-    "dying-at-once",
-    lock_mode="until_and_while_executing",
-    lock_on_conflict="wait",
-    retry_on_worker_lost=True,
-    max_retries=0,
-    ignore_result=True,
-)
 stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
 
 
@@ -217,18 +199,6 @@ def replace_autoretrying(self: Any, key: Any, number: int = 0, seconds: float = 
     return number
 
 
-# Two versions of one task, as a rolling deploy has them.
-
-one_place = {
-    policy: task_with(f"one-place-{policy}", lock_name="deployed", lock_on_conflict=policy)
-    for policy in ("skip", "raise", "reschedule")
-}
-two_places = {
-    policy: task_with(f"two-places-{policy}", lock_name="deployed", lock_limit=2, lock_on_conflict=policy)
-    for policy in ("skip", "raise", "reschedule")
-}
-
-
 # Late acknowledgement.
 
 
@@ -248,7 +218,6 @@ cooling = {
     for mode in ("while_executing", "until_executed")
     for after_failure in (True, False)
 }
-redelivered_cooling = task_with("redelivered-cooling", lock_min_hold=60, acks_late=True, reject_on_worker_lost=True)
 late_and_warned = task_with("late-and-warned", acks_late=True, lock_on_lost="warn", lock_on_store_error="run")
 late = {
     "skip": task_with("late-skip", acks_late=True),

@@ -164,19 +164,6 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
         assert second.get(timeout=20) == 2
 
 
-@pytest.mark.prove
-def test_a_run_that_comes_again_is_not_kept_out_by_a_cool_down(recorder: Recorder) -> None:
-    task = combined.redelivered_cooling
-    with workers(COMBINED, {"TEST_TTL": "30"}):
-        result = task.delay("k", 1, gate="it ends")
-        run = until(lambda: recorder.events("enter"), "it runs")[0]
-        os.kill(run.pid, signal.SIGKILL)
-        open_gate(recorder, "it ends")
-
-        assert result.get(timeout=30) == 1
-        assert task.lock_state("k").cooldown_until is not None
-
-
 def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(recorder: Recorder) -> None:
     with workers(APP, {}, 2):
         # One at a time, so that others are idle and take the retry while the body still ends.

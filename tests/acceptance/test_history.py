@@ -140,7 +140,7 @@ def test_so_many_are_kept_as_the_setting_says_and_who_reads_learns_since_when(ap
         assert (said in operated(app)("history", *arguments).stderr) == (number in (3, 5))
 
 
-def test_a_history_that_is_off_or_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
+def test_a_history_that_is_off_does_not_say_that_nothing_has_happened(app: Celery) -> None:
     app.conf.singleton_lock_history = 0
     skip(app)
     counters.flush()
@@ -148,7 +148,9 @@ def test_a_history_that_is_off_or_cannot_be_read_does_not_say_that_nothing_has_h
     for arguments in ([], ["shop.*"], ["--json"]):
         assert operated(app)("history", *arguments).stderr == f"{is_off}\n"
     assert is_off in recent(app)
-    app.conf.singleton_lock_history = 500
+
+
+def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
     # Damaged, or another program's.
     store_of(app).call("SET", "singleton:v3:history", "x")
     assert "What has happened cannot be read now." in recent(app)
@@ -228,22 +230,3 @@ def test_why_did_it_not_run_last_night(operate: Operate, recorder: Recorder) -> 
     assert ("conflict", "skipped") in [each[:2] for each in of_skipped]
     assert of_killed == [("holder_died", None, killed.id)]
     assert outcomes(operate, tasks.by_policy["reschedule"]) == []
-
-
-@pytest.mark.prove
-def test_calls_without_an_answer_are_told_afterwards(operate: Operate, own: Server) -> None:
-    tasks.app.conf.singleton_lock_url = own.url
-    with workers(APP, {"TEST_LOCKS": own.url}), own.client() as client:
-        client.config_set("maxmemory", 1)
-        skipped = tasks.skipping_without_store.delay("k")
-        unlocked = tasks.running_without_store.delay("k")
-        with pytest.raises(TaskRevokedError):
-            skipped.get(timeout=PROMPTLY)
-        assert unlocked.get(timeout=PROMPTLY)
-        client.config_set("maxmemory", 0)
-
-        of_skipped = until(told(operate, tasks.skipping_without_store), "it is told", timeout=PROMPTLY)
-        of_unlocked = until(told(operate, tasks.running_without_store), "it is told", timeout=PROMPTLY)
-
-    assert of_skipped == [("unanswered", "skipped", skipped.id)]
-    assert of_unlocked == [("unanswered", "unlocked", unlocked.id)]

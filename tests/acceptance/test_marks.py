@@ -103,28 +103,6 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
     first.revoke(terminate=True, signal="SIGKILL")
 
 
-@pytest.mark.prove
-@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
-def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_more(
-    worker: Worker, recorder: Recorder
-) -> None:
-    task, key = combined.dying_at_once, "lost-for-good"
-    first = task.delay(key, 1, 30)
-    until(lambda: of_key(recorder, key, "enter"), "it runs")
-    second = task.delay(key, 2)
-    until(lambda: f"task_id={second.id} holder" in worker.log(), "the other one waits")
-
-    def active() -> list[Any]:
-        answers = tasks.app.control.inspect().active() or {}
-        return [each for some in answers.values() for each in some if each["id"] == second.id]
-
-    [its_run] = until(active, "the worker tells of it")
-    os.kill(its_run["worker_pid"], signal.SIGKILL)
-
-    until(lambda: task.delay(key, 3).id != second.id, "it is queued no more", timeout=20)
-    first.revoke(terminate=True, signal="SIGKILL")
-
-
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
 def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
     valkey: Server, recorder: Recorder, mode: str
@@ -151,17 +129,3 @@ def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_n
     assert worker.log().count(f"[{step.id}] received") <= came + 2
     queued.revoke()
     assert step.get(timeout=PROMPTLY) == 2
-
-
-@pytest.mark.prove
-def test_a_queued_call_of_later_does_not_keep_a_retry_out(worker: Worker, recorder: Recorder) -> None:
-    task, key = combined.retrying_unique, "called-meanwhile"
-    first = task.delay(key, 1, countdown=5)
-    until(lambda: first.state == "RETRY", "it waits for its retry")
-    later = task.apply_async((key, 2), countdown=600)
-    try:
-        assert later.id != first.id
-        assert first.get(timeout=2 * PROMPTLY) == 1
-    finally:
-        later.revoke()
-    assert [event.facts["attempt"] for event in of_key(recorder, key, "enter")] == [0, 1]

@@ -14,13 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lock
 from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -96,25 +94,6 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(reader: Visitor, 
     # It is due since the publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - due for 59m\d\ds", said)
     assert "Held 1 Waiting 2 Queued 1" in said
-
-
-@pytest.mark.prove
-def test_a_holder_that_does_not_renew_looks_like_none_that_does(reader: Visitor, store: Store) -> None:
-    with Lock("renewed", app=tasks.app, ttl=3):
-        store.acquire(replace(claim(tasks.skipped.lock_key_for("k"), "id-1"), ttl=12.0))
-
-        def unrenewed() -> dict[str, bool]:
-            return {row["task_id"]: row.get("not_renewed", False) for row in json.loads(reader.get("/locks.json").body)}
-
-        assert unrenewed() == {None: False, "id-1": False}
-        until(lambda: unrenewed().get("id-1"), "more than half of its ttl is gone")
-        said = words_in(reader.get().body)
-
-        # The other one has been renewed all the time.
-        assert unrenewed() == {None: False, "id-1": True}
-    assert said.count("not renewed") == 2
-    assert "1 lease is not renewed." in said
-    assert re.search(r"held not renewed id-1 w1@web:7 \d\.\ds \d\.\ds of 12\.0s", said)
 
 
 def test_a_call_with_a_countdown_is_due_in_its_time(reader: Visitor) -> None:

@@ -24,15 +24,21 @@ IN_TIME = 30
 valkey = one_valkey()
 
 
-@pytest.fixture(scope="module")
-def worker(valkey: Server, rabbit: str) -> Iterator[Worker]:
+@pytest.fixture
+def tasks(valkey: Server, rabbit: str) -> Iterator[None]:
+    """Publish the tasks of `quorum_app` instead."""
     base = valkey.url.removesuffix("/0")
     quorum.app.conf.update(broker_url=rabbit, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
-    with workers(APP, {"TEST_BROKER": rabbit}, concurrency=4) as (worker,):
-        yield worker
+    yield
     forget_connections(quorum.app)
     # Results that are collected only when the server is gone complain.
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def worker(rabbit: str) -> Iterator[Worker]:
+    with workers(APP, {"TEST_BROKER": rabbit}, concurrency=4) as (worker,):
+        yield worker
 
 
 def meets(worker: Worker, result: Any) -> None:

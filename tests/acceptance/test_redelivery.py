@@ -62,12 +62,20 @@ def log_of(pair: list[Worker]) -> str:
     return "".join(worker.log() for worker in pair)
 
 
+def by_its_name(args: Any, kwargs: Any) -> Any:
+    """A call without our notes, as another service sends it."""
+    return combined.app.send_task(combined.late["skip"].name, args, kwargs)
+
+
+SENDERS = {**{name: task.apply_async for name, task in combined.late.items()}, "by its name": by_its_name}
+
+
 @pytest.mark.parametrize(
-    "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in combined.late]
+    "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in SENDERS]
 )
 def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, recorder: Recorder, name: str) -> None:
     with workers(APP, SOON, 2) as pair:
-        result = combined.late[name].delay("k", 1, gate=GATE)
+        result = SENDERS[name](("k", 1), {"gate": GATE})
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
 
@@ -77,29 +85,6 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, 
 
     assert len(runs(recorder)) == 1
     assert result.state == "SUCCESS"
-
-
-@pytest.mark.prove
-def test_a_task_id_that_is_used_again_is_no_copy(recorder: Recorder) -> None:
-    with workers(APP, SOON):
-        for number in (1, 2):
-            combined.by_policy["skip"].apply_async(("k", number), task_id="an id of one's own", countdown=0.3)
-            until(lambda n=number: len(runs(recorder)) == n, f"call {number} runs")  # type: ignore[misc]
-
-    assert [event.facts["number"] for event in runs(recorder)] == [1, 2]
-
-
-@pytest.mark.prove
-def test_a_copy_of_a_message_without_our_notes_is_dropped(impatient_broker: Any, recorder: Recorder) -> None:
-    with workers(APP, SOON, 2) as pair:
-        combined.app.send_task(combined.late["skip"].name, ("k", 1), {"gate": GATE})
-
-        until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
-        open_gate(recorder, GATE)
-        until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
-        until(broker_is_empty, "no message is left", timeout=30)
-
-    assert len(runs(recorder)) == 1
 
 
 # Red once beside other tests: no `outcome=dropped` within 30 s. It was green seven times after that.

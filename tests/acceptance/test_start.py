@@ -411,16 +411,8 @@ def test_a_worker_whose_project_never_imports_us_tells_of_an_option_without_the_
 
 
 def test_a_quiet_beat_whose_project_never_imports_us_is_checked(valkey: Server, tmp_path: Path) -> None:
-    beat = Process(
-        UNAWARE,
-        {"TEST_LOCKS": "memory://"},
-        "--quiet",
-        "beat",
-        "--pidfile",
-        "",
-        "--schedule",
-        str(tmp_path / "schedule"),
-    )
+    command = ("--quiet", "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
+    beat = Process(UNAWARE, {"TEST_LOCKS": "memory://"}, *command)
     try:
         until(lambda: "lock.misconfigured: " in beat.log(), "it is refused", timeout=60)
     finally:

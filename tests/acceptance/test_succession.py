@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from celery import VERSION as CELERY
 from celery import Task
 from celery.exceptions import TaskRevokedError
 
@@ -95,24 +96,6 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
     assert overlaps([event for event in of_key(recorder, key) if event.facts.get("number", 1) > 0]) == []
 
 
-def test_a_run_in_one_of_several_places_names_the_call_that_has_replaced_it_though_that_has_ended(
-    worker: Worker, recorder: Recorder
-) -> None:
-    task, key = combined.cleans_up_in_one_of_two, "one-of-two"
-    replaced = running(recorder, task, key, 1, seconds=60, gate=key)
-    other = task.delay(key, 2, 60)
-    until(lambda: len(of_key(recorder, key, "enter")) == 2, "both places are taken")
-    successor = task.delay(key, 3)
-    until(lambda: of_key(recorder, key, "enter")[-1].facts["number"] == -1, "the oldest cleans up")
-    other.revoke(terminate=True, signal="SIGKILL")
-
-    assert successor.get(timeout=PROMPTLY) == 3
-    assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
-    open_gate(recorder, key)
-    with pytest.raises(TaskRevokedError, match=f"replaced by task_id={successor.id}"):
-        replaced.get(timeout=PROMPTLY)
-
-
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
 def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_it(
     recorder: Recorder, policy: str
@@ -185,15 +168,25 @@ def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder,
     assert first.get(timeout=PROMPTLY) == 1
 
 
-@pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace", "join"])
-def test_a_message_is_requeued_in_the_serialiser_it_came_in(worker: Worker, recorder: Recorder, policy: str) -> None:
-    task, key = combined.by_policy[policy], f"pickled-{policy}"
-    seconds = 20 if policy == "replace" else 0
-    first = running(recorder, task, key, 1, seconds=seconds, gate=None if seconds else key)
-    # JSON knows no complex numbers.
-    second = task.apply_async((key, 2), {"only_pickle": 1j}, serializer="pickle")
-    waits(worker, second)
-    open_gate(recorder, key)
+@pytest.mark.skipif(
+    CELERY < (5, 5), reason="a warm shutdown may leave what waits for its time in the worker to the visibility timeout"
+)
+@pytest.mark.parametrize("policy", ["skip", "reschedule", "replace"])
+def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(recorder: Recorder, policy: str) -> None:
+    task, key = combined.moving, f"moving-{policy}"
+    with workers(APP, {"TEST_MOVING": "rerun"}, 1, "-Q", key, concurrency=2) as (old,):
+        first = task.apply_async((key, 1), {"gate": key}, queue=key)
+        until(lambda: of_key(recorder, key), "the first one runs")
+        second = task.apply_async((key, 2), queue=key)
+        until(lambda: f"task_id={second.id} holder=" in old.log(), "the second one is next")
+        third = task.apply_async((key, 3), queue=key)
+        with pytest.raises(TaskRevokedError, match=third.id):
+            second.get(timeout=PROMPTLY)
+        # It ends what runs, and then gives the rest back.
+        old.send(signal.SIGTERM)
+        until(lambda: "Warm shutdown" in old.log(), "it takes nothing new")
+        open_gate(recorder, key)
 
-    assert second.get(timeout=PROMPTLY) == (1 if policy == "join" else 2)
-    assert first.get(timeout=PROMPTLY, propagate=False) is not None
+        with workers(APP, {"TEST_MOVING": policy}, 1, "-Q", key, concurrency=2):
+            assert third.get(timeout=2 * PROMPTLY) == 3
+    assert first.get(timeout=PROMPTLY) == 1

@@ -73,6 +73,7 @@ class Told:
     events: list[dict[str, Any]] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
     columns: dict[str, set[str]] = field(default_factory=dict)
+    history: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -301,7 +302,7 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         night.no_way_back()
         beat.tick()
         counters.flush()
-        night.look("history", "history")
+        told.history = {event["event"] for event in night.look("history", "history")}
         night.look("doctor", "doctor", "--timeout", "0.1")
         # What could not be counted while the store was full is counted later.
         with suppress(AssertionError):
@@ -357,3 +358,4 @@ def test_each_command_writes_the_columns_of_the_docs(told: Told) -> None:
     columns["list"] = {*json.loads(example)[0], *re.findall(r"`(\w+)`", rare)}
 
     assert told.columns == columns
+    assert told.history == {"conflict", "lost", "holder_died", "unanswered"}

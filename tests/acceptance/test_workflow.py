@@ -180,29 +180,6 @@ def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_end
     assert [event.run for event in recorder.events("leave") if event.key == "begin"] == [first.id, second.id]
 
 
-@pytest.mark.prove
-def test_the_end_of_an_earlier_call_with_its_task_id_is_not_that_of_the_workflow(recorder: Recorder) -> None:
-    task = workflow_app.workflow
-    with workers(APP, concurrency=2):
-        assert task.apply_async(("k",), task_id="nightly").get(timeout=SOON) == "alone"
-        begun(recorder, task, "chain", task_id="nightly")
-
-        assert task.delay("k").id == "nightly"
-        open_gate(recorder, GATE)
-        second = until(lambda: other_than(task.AsyncResult("nightly"), task.delay("k")), "it has ended", timeout=SOON)
-        assert second.get(timeout=SOON) == "alone"
-
-
-@pytest.mark.prove
-def test_a_workflow_that_cannot_be_published_counts_no_more() -> None:
-    task = workflow_app.workflow
-    with workers(APP):
-        first = task.delay("k", "unserialisable")
-        until(first.failed, "it has failed", timeout=SOON)
-        assert task.lock_state("k").queued is None
-        assert task.delay("k").get(timeout=SOON) == "alone"
-
-
 def test_an_agent_that_has_patched_the_result_backend_still_sees_each_end() -> None:
     task = workflow_app.workflow
     with workers(APP, {"TEST_AGENT": "1"}) as (worker,):

@@ -51,7 +51,6 @@ def workflow_with(name: str, **options: Any) -> Any:
             "lost": lambda: chain(step.si(gate), step.si().set(queue="nobody takes from it")),
             "own key": lambda: chain(step.si(gate), self.si(key), step.si()),
             "own key last": lambda: chain(step.si(gate), self.si(key)),
-            "unserialisable": lambda: step.si(object()),
         }
         return canvases[kind]()
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from celery import Celery
@@ -136,6 +136,100 @@ def test_docs_dashboard_and_alerts_know_what_is_told_and_nothing_else(app: Celer
 # Prometheus' own judgement, where Debian's `prometheus` is installed.
 
 PROMTOOL = shutil.which("promtool")
+SERIES = {
+    'lost_total{task="lost", reason="expired"}': "0x20 1x200",
+    'lost_total{task="replaced", reason="replaced"}': "0x20 1x200",
+    **dict.fromkeys(
+        (f'conflicts_total{{task="{task}", outcome="skipped"}}' for task in ("starved", "well")), "0+1x200"
+    ),
+    'acquired_total{task="starved"}': "0x200",
+    'acquired_total{task="well"}': "0+1x200",
+    # Well: `until_executing`, and `lock_on_store_error="run"` while the store was away.
+    'conflicts_total{task="queued", outcome="unpublished"}': "0+1x200",
+    'acquired_total{task="queued"}': "0x200",
+    'conflicts_total{task="unlocked", outcome="skipped"}': "0+1x200",
+    'acquired_total{task="unlocked"}': "20x200",
+    **dict.fromkeys((f'unlocked_total{{task="{task}"}}' for task in ("queued", "unlocked")), "0+1x200"),
+    'unanswered_total{task="unlocked", policy="run"}': "0+1x30 30x170",
+    'unanswered_total{task="silent", policy="reschedule"}': "0+1x200",
+    "beat_leads": "1x20 0x4 1x20 0x200",
+    'oldest_held_seconds{task="stuck"}': "0+60x200",
+    'held_seconds_sum{task="stuck"}': "0+10x200",
+    'oldest_held_seconds{task="slow"}': "3000x200",
+    'held_seconds_sum{task="slow"}': "0+3600x200",
+    **dict.fromkeys((f'held_seconds_count{{task="{task}"}}' for task in ("stuck", "slow")), "0+1x200"),
+    'oldest_queued_seconds{task="orphaned"}': "0+60x200",
+    **dict.fromkeys((f'oldest_queued_seconds{{task="{task}"}}' for task in ("busy", "queued")), "60x200"),
+    'taken_over_total{task="killed"}': "0+1x200",
+    "up": "1x20 0x200",
+}
+# The counters stand still, and afterwards the workers add theirs in one jump.
+OUTAGE = {
+    "up": "1x40 0x40 1x80",
+    'unanswered_total{task="waited", policy="reschedule"}': "0x82 600x80",
+    'unanswered_total{task="well", policy="reschedule"}': "7x160",
+}
+# A first run that hangs, and one of every week that has ended once: neither has a usual time.
+ENDLESS = {
+    **dict.fromkeys((f'oldest_held_seconds{{task="{task}"}}' for task in ("first", "weekly")), "0+60x2000"),
+    'held_seconds_count{task="weekly"}': "7x2000",
+    'held_seconds_sum{task="weekly"}': "100x2000",
+}
+Firing = list[tuple[str, str, list[str]]]
+ALERTED: list[tuple[str, dict[str, str], Firing]] = [
+    (
+        "1m",
+        SERIES,
+        [
+            ("25m", "Lost", ['severity="warn", task="lost", reason="expired"']),
+            *(("24m", "NoBeat", []), ("55m", "NoBeat", ['severity="page"'])),
+            ("150m", "NeverRuns", ['severity="page", task="starved"']),
+            ("60m", "HeldLong", ['severity="warn", task="stuck"']),
+            ("60m", "HolderDied", ['severity="warn", task="killed"']),
+            ("60m", "Unanswered", ['severity="page", task="silent"']),
+            # Within a minute of the first scrape that says so.
+            *(("15m", "StoreDown", []), ("21m", "StoreDown", ['severity="page"'])),
+            *(("18m", "QueuedLong", []), ("30m", "QueuedLong", ['severity="warn", task="orphaned"'])),
+            ("30m", "NotScraped", []),
+        ],
+    ),
+    (
+        "15s",
+        OUTAGE,
+        [
+            *(("10m", "StoreDown", []), ("11m", "StoreDown", ['severity="page"']), ("21m", "StoreDown", [])),
+            *(("20m", "Unanswered", []), ("22m", "Unanswered", ['severity="page", task="waited"'])),
+            ("35m", "Unanswered", []),
+        ],
+    ),
+    ("1m", {"up": "1x20 _x40"}, [("20m", "NotScraped", []), ("40m", "NotScraped", ['severity="page"'])]),
+    (
+        "1m",
+        ENDLESS,
+        [
+            ("20h", "HeldLong", []),
+            ("30h", "HeldLong", ['severity="warn", task="first"', 'severity="warn", task="weekly"']),
+        ],
+    ),
+]
+"""How often series are scraped, what they say, and which of each alert fire at some moments."""
+
+
+def in_promtools_words(interval: str, series: dict[str, str], firing: Firing) -> dict[str, Any]:
+    return {
+        "interval": interval,
+        "input_series": [{"series": f"singleton_lock_{name}", "values": said} for name, said in series.items()],
+        "promql_expr_test": [
+            {
+                "eval_time": at,
+                "expr": f'sum without (alertstate) (ALERTS{{alertname="SingletonLock{alert}", alertstate="firing"}})',
+                "exp_samples": [
+                    {"labels": f'{{alertname="SingletonLock{alert}", {each}}}', "value": 1} for each in fires
+                ],
+            }
+            for at, alert, fires in firing
+        ],
+    }
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
@@ -156,4 +250,9 @@ def test_prometheus_reads_the_text_the_alerts_and_the_dashboard_and_raises_each_
 
     promtool("check", "metrics", text=text)
     promtool("check", "rules", DOCS / "alerts.yml", dashboard)
-    promtool("test", "rules", Path(__file__).with_name("alerts_test.yml"))
+    tests = [in_promtools_words(*each) for each in ALERTED]
+    alerted = tmp_path / "alerts_test.yml"
+    alerted.write_text(
+        json.dumps({"rule_files": [str(DOCS / "alerts.yml")], "evaluation_interval": "1m", "tests": tests})
+    )
+    promtool("test", "rules", alerted)

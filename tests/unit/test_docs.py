@@ -428,12 +428,6 @@ def test_the_table_of_the_log_has_every_line() -> None:
     assert {line for line in lines if line.level} <= set(told)
 
 
-def test_no_line_of_the_log_is_written_anywhere_else() -> None:
-    files = (ROOT / "celery_singleton_lock").rglob("*.py")
-
-    assert [file.name for file in files if "getLogger" in file.read_text(encoding="utf-8")] == ["log.py"]
-
-
 def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
     wrong = ("WARNING", "ERROR", "CRITICAL")
     assert [said for _, level, _, said in LINES if not re.search(r"\.( \*.*\.\*)?$", said)] == []

@@ -123,14 +123,6 @@ def test_a_mode_is_refused_with_a_policy_with_which_it_cannot_work(mode: str, po
         )
 
 
-@pytest.mark.parametrize(
-    ("mode", "policy"),
-    [("until_executing", "rerun"), *(("until_and_while_executing", each) for each in ("rerun", "replace"))],
-)
-def test_a_queue_mode_in_which_the_newest_call_counts_runs_eagerly(app: Celery, mode: str, policy: str) -> None:
-    assert make(app, lock_mode=mode, lock_on_conflict=policy).apply((1,)).successful()
-
-
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_task_and_where_it_is_one_the_app_can_set_this(name: str) -> None:
     for value in ALLOWED[name]:
@@ -233,31 +225,16 @@ def test_a_task_that_sets_an_option_does_not_look_at_the_setting(app: Celery) ->
     assert task.lock_on_conflict == "raise"
 
 
-@pytest.mark.parametrize(
-    "configure",
-    [
-        pytest.param(lambda app, settings: app.conf.update(settings), id="update"),
-        pytest.param(lambda app, settings: app.config_from_object(settings), id="config_from_object"),
-        pytest.param(
-            lambda app, settings: app.config_from_object(
-                {f"CELERY_{name.upper()}": value for name, value in settings.items()}, namespace="CELERY"
-            ),
-            id="namespace",
-        ),
-    ],
-)
-def test_settings_are_found_wherever_celery_finds_its_own(
-    app: Celery, configure: Callable[[Celery, dict[str, Any]], None]
-) -> None:
-    configure(
-        app,
-        {
-            "singleton_lock_ttl": 60,
-            "singleton_lock_on_conflict": "raise",
-            "singleton_lock_prefix": "shop",
-            "timezone": "UTC",
-        },
-    )
+@pytest.mark.parametrize("way", ["update", "config_from_object", "namespace"])
+def test_settings_are_found_wherever_celery_finds_its_own(app: Celery, way: str) -> None:
+    settings = {"singleton_lock_ttl": 60, "singleton_lock_on_conflict": "raise", "singleton_lock_prefix": "shop"}
+    settings["timezone"] = "UTC"
+    if way == "update":
+        app.conf.update(settings)
+    elif way == "config_from_object":
+        app.config_from_object(settings)
+    else:
+        app.config_from_object({f"CELERY_{name.upper()}": it for name, it in settings.items()}, namespace="CELERY")
 
     task = make(app)
 
@@ -348,21 +325,17 @@ def test_a_visibility_timeout_that_is_no_number_is_refused(app: Celery, value: A
         assert words in str(refused.value)
 
 
+OF_BROKER, OF_RESULTS = "broker_transport_options", "result_backend_transport_options"
+
+
 @pytest.mark.parametrize(
     ("settings", "prefix"),
     [
-        ({"result_backend_transport_options": {"global_keyprefix": "shop:"}}, "shop:singleton"),
-        ({"broker_transport_options": {"global_keyprefix": "shop:"}}, "shop:singleton"),
-        (
-            {
-                "broker_transport_options": {"global_keyprefix": "messages:"},
-                "result_backend_transport_options": {"global_keyprefix": "results:"},
-            },
-            "results:singleton",
-        ),
-        ({"broker_transport_options": {"global_keyprefix": "{shop}:"}}, "shop:singleton"),
-        ({"broker_transport_options": {"global_keyprefix": "shop:"}, "singleton_lock_prefix": "ours"}, "ours"),
-        ({"broker_transport_options": {"visibility_timeout": 60}}, "singleton"),
+        ({OF_RESULTS: {"global_keyprefix": "shop:"}}, "shop:singleton"),
+        ({OF_BROKER: {"global_keyprefix": "{shop}:"}}, "shop:singleton"),
+        ({OF_BROKER: {"global_keyprefix": "a:"}, OF_RESULTS: {"global_keyprefix": "b:"}}, "b:singleton"),
+        ({OF_BROKER: {"global_keyprefix": "shop:"}, "singleton_lock_prefix": "ours"}, "ours"),
+        ({OF_BROKER: {"visibility_timeout": 60}}, "singleton"),
     ],
 )
 def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings: dict[str, Any], prefix: str) -> None:
