@@ -153,8 +153,8 @@ def make_app(setting: Mapping[str, Any]) -> Celery:
         task_track_started=stage["track"],
         task_default_queue=setting["queue"],
         result_expires=600,
-        # A chord of the database is asked for once a second.
-        result_chord_retry_interval=0.5,
+        # A chord of the database is polled. On a quorum queue Celery counts whole seconds, and wants at least one.
+        result_chord_retry_interval=1,
     )
     if stage["broker"] == "quorum":
         queue = Queue(

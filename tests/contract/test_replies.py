@@ -2,15 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.test_bounds import KEY, MINE, asked, outcome_of
+from tests.contract.test_bounds import CALLS, KEY, MINE, outcome_of
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -108,24 +107,14 @@ def test_an_acquire_outlasts_a_short_outage(proxy: Proxy, store: Store) -> None:
     assert isinstance(answer, Grant)
 
 
-VERBS: dict[str, Callable[[Store], Any]] = {
-    "acquire": lambda store: store.acquire(MINE),
-    "ask": asked,
-    "renew": lambda store: store.renew([MINE], 1.0),
-    "release": lambda store: store.release(MINE, 1),
-    "holders": lambda store: store.holders(KEY),
-}
-
-
-@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_a_connection_that_was_closed_while_idle_costs_no_answer(
-    proxy: Proxy, store: Store, verb: Callable[[Store], Any]
-) -> None:
+@pytest.mark.parametrize("verb", ["acquire", "ask", "renew", "release", "holders"])
+def test_a_connection_that_was_closed_while_idle_costs_no_answer(proxy: Proxy, store: Store, verb: str) -> None:
+    ask, _ = CALLS[verb]
     store.acquire(MINE)
 
     proxy.cut()
 
-    assert verb(store)
+    assert ask(store)
 
 
 # Lost replies.
