@@ -158,6 +158,21 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("other", 2000)), "rerun", "shop.other")))
         assert succeed(store, again(call("mine", 1500)), "rerun") == "mine"
 
+    def test_an_older_call_ends_in_favour_of_a_newer_run_that_the_successor_of_another_task_hides(
+        self, store: Store
+    ) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("old", 2000), "rerun")
+        store.release(call("a"), 1)
+        self.pass_time(PATIENCE + 1)
+        granted(store.acquire(succeeding(call("new", 3000), "rerun")))
+        assert succeed(store, call("other", 4000), "rerun", "shop.other") == "other"
+        for _ in range(2):
+            self.pass_time(0.6 * PATIENCE)
+            store.renew([call("new")], 1.0)
+
+        assert succeed(store, again(call("old", 2000)), "rerun") == "new"
+
     # Replace.
 
     def test_a_holder_is_asked_to_make_way_only_when_its_successor_was_requeued(self, store: Store) -> None:

@@ -371,6 +371,28 @@ class Turns(Contract):
             store.release(claim("a"), 1)
             assert store.look(calls[-1]).is_near, "it finds soon whether the first comes"
 
+    def test_nothing_is_left_of_a_line_whose_last_turn_was_unheard_and_came_back(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        late = turn_of(store, "late")
+        self.pass_time(ON_ITS_WAY + 1)
+        for each in (claim("a"), claim("b")):
+            granted(store.acquire(each))
+            store.release(each, 1)
+
+        granted(store.acquire(late))
+        store.release(late, 1)
+
+        self.nothing_is_left(store)
+
+    def test_one_that_comes_back_without_its_turn_yields_to_none_that_was_refused_later(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first = turn_of(store, "first")
+        turn_of(store, "second")
+        store.unmark(KEY, "first")
+        store.release(claim("a"), 1)
+
+        granted(store.acquire(first))
+
     def test_who_looks_comes_once_a_place_is_free_and_takes_nothing(self, store: Store) -> None:
         store.acquire(claim("a"))
         first, second = turn_of(store, "first"), turn_of(store, "second")
