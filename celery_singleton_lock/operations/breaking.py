@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# The next renewal comes within a third of the ttl, and a renewed lease always has two thirds left.
+# A renewed lease has at least two thirds of its ttl left, and half of that is as long as a renewal may take to come.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 

@@ -70,7 +70,7 @@ def app_of(obj: Any) -> Celery:
 def locks_of(obj: Any) -> Locks:
     """The locks of the app of a command, with a warning if only one process can see them."""
     locks = Locks(app_of(obj))
-    if locks.is_of_one_process:
+    if locks.store.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
     return locks
 
@@ -270,8 +270,7 @@ def web(obj: Any, bind: str) -> None:
     host = port = None
     with suppress(ValueError):
         place = urlsplit(f"//{bind}")
-        host = place.hostname
-        port = place.port
+        host, port = place.hostname, place.port
     if not host or port is None:
         raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None

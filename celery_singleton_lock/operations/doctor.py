@@ -55,7 +55,7 @@ _ELSEWHERE = (
     "with the same singleton_lock_prefix and store"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# Age and rest of a lease, in ttls. Without a renewal they make one; the first one adds a third, and this is the middle.
+# Age and rest of a lease make one ttl without a renewal, and four thirds after the first. This is the middle.
 _RENEWED = 7 / 6
 
 
@@ -83,7 +83,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
         return _examine(app, None, {"store": (False, str(error))}, timeout), False
     with closing(store):
         locks = Locks(app, store)
-        if locks.is_of_one_process:
+        if locks.store.is_of_one_process:
             return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout), False
         try:
             round_trip, ahead = locks.inventory.latency(timeout)

@@ -143,11 +143,6 @@ class Locks:
         self.inventory = Inventory(self.store)
         self._start = start_of_keys(prefix_of(app))
 
-    @property
-    def is_of_one_process(self) -> bool:
-        """The locks are in memory, so no other process can see them."""
-        return self.store.address.startswith("memory:")
-
     def is_key(self, text: str) -> bool:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
 

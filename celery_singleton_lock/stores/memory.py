@@ -27,6 +27,8 @@ import_module("lupa")
 class MemoryStore(Store):
     """Locks of this process only."""
 
+    is_of_one_process = True
+
     def __init__(self) -> None:
         super().__init__("memory://", {})
 

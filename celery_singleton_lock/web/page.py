@@ -234,7 +234,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(seen.at),
-        "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
+        "alone": OF_ONE_PROCESS if locks.store.is_of_one_process else None,
         "verdict": verdict_on(seen, events, leads),
         "sums": {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
         | {"Longest held": duration(total.longest or None)},

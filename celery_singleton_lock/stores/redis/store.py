@@ -67,6 +67,8 @@ class Store:
     """Called with the seconds by which the store's clock was set, in whichever thread notices."""
     history: int = 500
     """The number of unusual events that are kept; 0 for none."""
+    is_of_one_process = False
+    """The locks are in memory, so no other process can see them."""
     servers: Connections
     replicas: int
     _renewals_per_script = encoding.RENEWALS_PER_SCRIPT
