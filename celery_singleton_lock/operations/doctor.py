@@ -18,6 +18,7 @@ from celery_singleton_lock.checks import (
     without_base,
     without_effect,
 )
+from celery_singleton_lock.definition.keys import BEAT
 from celery_singleton_lock.definition.options import as_set, untold_timeouts
 from celery_singleton_lock.definition.settings import has_password, open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -322,7 +323,7 @@ _PASSWORD = (
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.name in known or row.is_beat)}
+    others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{BEAT}."))}
     # If a worker is idle, a call that is due for long may have been received by one that was killed.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     taken = queues_of(workers)
