@@ -135,7 +135,7 @@ class Cluster:
 
     @property
     def masters(self) -> list[Node]:
-        """Those that have slots, as the first says that answers."""
+        """The nodes with slots, by the first node that answers."""
         ports = {port for *_, port in self._view()}
         return [node for node in self.nodes if node.port in ports]
 

@@ -25,7 +25,7 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a server or a library that a bare machine has not got is no part of `make test`."""
+    """Leave tests that need a server or a library beyond a bare machine to `make prove`."""
     for item in items:
         if {"redis_process", "rabbit", "wall_clock"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("prove")
@@ -95,7 +95,7 @@ def no_result_is_there_already() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_release() -> Iterator[None]:
-    """What one test has left is not released in the next, which may use its tokens, or count what a server is asked."""
+    """Release nothing of one test in the next one, which may use its tokens, or count commands."""
     yield
     background._waiting.clear()
     is_idle = threading.Event()

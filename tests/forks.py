@@ -1,4 +1,4 @@
-"""What becomes of a lock in a forked child."""
+"""A lock in a forked child."""
 
 import ctypes
 import os
@@ -10,7 +10,7 @@ fork_in_c: Callable[[], int] = ctypes.PyDLL(None).fork
 
 
 def in_a_fork(body: Callable[[], Any], fork: Callable[[], int] = os.fork) -> str:
-    """What *body* returns, or the error it raises, in a forked child."""
+    """Run *body* in a forked child; its return value or its error, as text."""
     reader, writer = os.pipe()
     pid = fork()
     if pid == 0:

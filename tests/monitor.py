@@ -1,4 +1,4 @@
-"""What a server was told, in its own words: MONITOR."""
+"""The commands of a server's clients, by MONITOR."""
 
 import threading
 from contextlib import suppress
@@ -46,7 +46,7 @@ class Monitor:
         return bool(released and renewed) and renewed[-1] > released[0]
 
     def about(self, *words: str) -> list[str]:
-        """Those that have one of the words in them."""
+        """The commands that have one of the words in them."""
         return [command for command in list(self._commands) if any(word in command for word in words)]
 
     def _listen(self) -> None:

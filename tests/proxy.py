@@ -109,7 +109,7 @@ class Proxy:
         server.settimeout(None)
         with self._guard:
             self._open |= {client, server}
-        # What was asked last.
+        # The last request.
         asked: deque[bytes] = deque([b""], maxlen=1)
         for source, target, passes in (
             (client, server, lambda data: self._request(data, asked)),

@@ -1,4 +1,4 @@
-"""What the bodies of the tests' tasks did, in a Redis list that the locks know nothing about."""
+"""The record of the bodies of the tests' tasks: a Redis list that the locks know nothing about."""
 
 import json
 import os
@@ -45,7 +45,7 @@ class Recorder:
             self.write("leave", key, run)
 
     def is_first(self, key: Any) -> bool:
-        """Nobody has asked this for the key before."""
+        """True for the first who asks for the key."""
         return bool(self._client.incr(f"asked:{key}") == 1)
 
     def events(self, name: str | None = None) -> list[Event]:

@@ -1,4 +1,4 @@
-"""What runs a task in a worker."""
+"""Run a task as a worker does."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ Operate = Callable[..., Result]
 
 @pytest.fixture(scope="module", autouse=True)
 def env(valkey_process: Server) -> Iterator[dict[str, str]]:
-    """What each process of these tests has in its environment. Celery runs as root only if it is told to."""
+    """The environment of each process of these tests. Celery runs as root only if it is told to."""
     shared = {"TEST_STORE": valkey_process.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1"}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in shared.items():
@@ -55,7 +55,7 @@ def store(tasks: Any) -> Store:
 
 @pytest.fixture
 def operate(tasks: Any) -> Operate:
-    """What the command line does with these arguments."""
+    """Runs the command line with these arguments."""
     return operated(tasks.app)
 
 
@@ -92,7 +92,7 @@ def tasks_by_broker(tasks: Any, broker: str) -> Any:
 
 
 def forget_connections(app: Any) -> None:
-    """Those of the publisher. RabbitMQ closes an idle one, and what is published on it then is lost."""
+    """Forget the publisher's connections. RabbitMQ closes an idle one, and a message published on it is lost."""
     app.close()
     app.amqp._producer_pool = None
     pools.reset()
@@ -111,7 +111,7 @@ def one_valkey() -> Any:
 
 
 def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[Any, Any]:
-    """The same, and the fixture `worker`."""
+    """The fixture `valkey` of a module, and the fixture `worker`."""
 
     @pytest.fixture(scope="module", autouse=autouse)
     def worker(valkey: Server) -> Iterator[Worker]:

@@ -26,7 +26,7 @@ class Scheduler(SingletonSchedulerMixin, DatabaseScheduler):
 
 
 if __name__ == "__main__":
-    # What to do in the database: make, or an attribute of an entry that is set and saved, as in the admin.
+    # The command for the database: `make`, or an attribute of an entry that is set and saved, as in the admin.
     what, name, value = sys.argv[1:]
     if what == "make":
         call_command("migrate", verbosity=0)

@@ -9,7 +9,7 @@ from tests.waiting import until
 
 
 class LateStarted(RedisBackend):
-    """That of Redis; for a later delivery of a message it waits until its call has ended."""
+    """Redis' backend. For a later delivery of a message it waits until the call has ended."""
 
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
         if state == states.STARTED and self.client.incr(f"started {task_id}") > 1:
@@ -18,7 +18,7 @@ class LateStarted(RedisBackend):
 
 
 class HangingStarted(RedisBackend):
-    """That of Redis; it waits until a time limit strikes."""
+    """Redis' backend. It waits until a time limit strikes."""
 
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
         if state == states.STARTED:

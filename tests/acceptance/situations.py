@@ -34,7 +34,7 @@ _VOLATILE = [
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to see.
+    """The log, the states and the result of a call.
 
     Attributes:
         log: The lines, each with its level.
@@ -70,7 +70,7 @@ def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Sce
 
 
 class Log(logging.Handler):
-    """What this process writes to the log, as the publisher does."""
+    """The log of this process, which is the publisher."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class Scene:
             assert client.delete(task.lock_key_for(self.key))
 
     def end(self, task: Any, result: Any, *states: str, log_has: str = "") -> Seen:
-        """What is seen of a call once it has ended."""
+        """Wait for the end of a call, and return all that is seen of it."""
         try:
             got = f"`.get()` returns `{result.get(timeout=PATIENCE)!r}`"
         except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
@@ -154,7 +154,7 @@ class Scene:
         about = f" key={task.lock_key_for(self.key)} task_id="
         lines = [*_LINE.findall(self._written()), *self.log.lines]
         mine = [(level, text) for level, text in lines if re.search(rf"{re.escape(about)}({result.id}|None)\b", text)]
-        # Of the machine that plays it, if that was paused, and of no situation.
+        # A machine that was paused writes this line; no situation does.
         mine = [(level, text) for level, text in mine if not text.startswith("lock.late")]
         # A call that is requeued says the same each time.
         return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))

@@ -1,4 +1,4 @@
-"""What a run costs the store: two commands, and no key that stays."""
+"""A run costs the store two commands, and no key stays."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ LOCKS = 2
 
 @pytest.mark.parametrize("task", [combined.late["skip"], combined.by_policy["skip"]], ids=["late", "early"])
 def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(valkey: Server, task: Any) -> None:
-    # No renewal, even if the machine pauses meanwhile.
+    # A long ttl: a machine that pauses causes no renewal.
     with workers(APP, {"TEST_TTL": "60"}, concurrency=1):
         # The first one brings the scripts.
         assert task.delay("warm", 1).get(timeout=PROMPTLY) == 1

@@ -1,4 +1,4 @@
-"""What workers and publishers count arrives on the page for Prometheus, and adds up, however their processes end."""
+"""The counts of workers and publishers arrive on the page for Prometheus, however their processes end."""
 
 import re
 from signal import SIGTERM
@@ -18,7 +18,7 @@ from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import workers
 
-# Of a worker, on a machine that is busy.
+# For a worker on a busy machine.
 PROMPTLY = 60
 
 

@@ -52,7 +52,7 @@ def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earli
         task.apply_async(("k", 1), {"fails": True}, task_id="nightly").get(timeout=20, propagate=False)
         task.apply_async(("k", 2), {"gate": "never"}, task_id="nightly")
         until(lambda: len(recorder.events("enter")) == 2, "it runs again")
-        # What its main process has not yet heard of, Celery does not cut off: it waits for the body.
+        # Celery cuts off only a run that the main process knows of, and waits for the body of any other.
         until(lambda: any((tasks.app.control.inspect().active() or {}).values()), "its worker knows of it")
         its_worker.send(signal.SIGQUIT)
         its_worker.wait()

@@ -34,7 +34,7 @@ class Demo:
         return self.process.returncode
 
     def children(self) -> list[str]:
-        """What it has started and what still runs."""
+        """The processes that the demo has started and that still run."""
         entries = Path("/proc").glob("[0-9]*")
         return [entry.name for entry in entries if entry.name != str(self.process.pid) and self._started(entry)]
 
@@ -68,7 +68,7 @@ def demo(directory: Path) -> Iterator[Demo]:
 def said_in(picture: Path) -> list[str]:
     """The style and the texts of a timeline, without what differs from one demonstration to the next."""
     said = ["".join(each.itertext()) for each in ET.parse(picture).iter() if each.tag.endswith(("style", "text"))]
-    # What dies with a worker is a matter of luck, beside the lamps.
+    # Which run dies with a worker is a matter of luck.
     differs = re.compile(r"\d|$|worker \w+ killed$|Worker \w+ is killed|The (key of|next|killed) ")
     return [re.sub(r"(?<=overlaps: )[1-9]\d*", "many", each) for each in said if not differs.match(each)]
 
@@ -84,7 +84,7 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing_behind(tmp_path: Pat
 
     without = re.search(r"^without the lock: overlaps: (\d+)", output, re.MULTILINE)
     assert int(without[1]) > 0
-    # Of four calls; a busy machine may publish the last one after the second run.
+    # There are four calls. A busy machine may publish the last one after the second run.
     runs, superseded = re.findall(r"^rebuild_index .* (\d+) ran .*?(\d+)↷", output, re.MULTILINE)[0]
     assert int(runs) <= 3
     assert int(runs) + int(superseded) == 4

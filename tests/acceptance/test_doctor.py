@@ -55,7 +55,7 @@ LONG = 30.0
 
 
 class Diagnosis:
-    """What the doctor says."""
+    """The doctor's answer."""
 
     def __init__(self, stdout: str, code: int) -> None:
         said = json.loads(stdout)
@@ -276,7 +276,7 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
     "no right to a channel": (user("~singleton:*", "+@all", "resetchannels"), {"locking": "channel"}),
     "no right to a key": (user("~shop:*", "&*", "+@all"), {"locking": "key"}),
 }
-"""Of a server: what is done to it, and what each check that fails says."""
+"""A fault of a server: how it begins, and the words of each check that fails."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -632,7 +632,7 @@ def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it
     (said,) = examined(by_url, *AT_LEISURE).advice
     with workers(APP, env, pool="threads", concurrency=1) as (worker,):
         (name,) = re.findall(r"(w\w{6}@\S+) ready", worker.log())
-        # By its name: else it would be waited for others as well.
+        # One worker is asked by its name, because otherwise the command waits for others as well.
         asks = ["inspect", "conf", "--timeout", "30", "--destination", name]
         told = [reported(env, *command) for command in (["report"], asks)]
 

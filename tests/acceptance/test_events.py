@@ -12,7 +12,7 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
-# Of a worker, on a machine that is busy.
+# For a worker on a busy machine.
 PROMPTLY = 60
 # As their routing keys, which are in the names of the channels.
 OURS = "lock.conflict", "task.revoked"

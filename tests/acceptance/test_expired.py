@@ -58,7 +58,7 @@ CLASSIC = {
 
 @contextmanager
 def stands_still(app: Celery) -> Iterator[None]:
-    """Nobody takes the messages of the queue."""
+    """Stop the worker from taking messages of the queue."""
     queue = app.conf.task_default_queue
     assert app.control.cancel_consumer(queue, reply=True, timeout=IN_TIME, limit=1)
     yield

@@ -1,4 +1,4 @@
-"""What happened: the calls that did not run, the leases that were lost, the holders that died, of the last weeks."""
+"""The history names calls that did not run, leases that were lost and holders that died."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
-# Of a worker, on a machine that is busy.
+# For a worker on a busy machine.
 PROMPTLY = 60
 EVIL = "\x1b[31m<b>7</b>"
 
@@ -157,7 +157,7 @@ def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(ap
 
 
 def recent(app: Celery) -> str:
-    """What the page says of the past, where it knows nothing of it."""
+    """The page's words about a past that it does not know."""
     page = Visitor(application(app)).get().body
     assert "Last hour: not known" in page
     assert "othing unusual" not in page
@@ -192,7 +192,7 @@ def test_an_event_of_an_outage_is_written_once_the_store_is_back(app: Celery, va
 
 
 def outcomes(operate: Operate, task: Any) -> list[tuple[str, str | None, str | None]]:
-    """What is told of a task: event, outcome and task id."""
+    """The events of a task: event, outcome and task id."""
     events = json.loads(operate("history", "--json").stdout)
     return [(each["event"], each["outcome"], each["task_id"]) for each in events if each["task_name"] == task.name]
 

@@ -35,7 +35,7 @@ def lives(worker: Worker) -> bool:
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", ["a format", "a callable", "a callable of children"])
 def test_a_worker_outlives_an_expired_message_that_makes_no_key(worker: Worker, recorder: Recorder, kind: str) -> None:
-    # By its name, for whoever published it knew no better.
+    # Sent by its name, so the publisher did not notice that it makes no key.
     result = tasks.app.send_task(combined.keyed_by[kind].name, ("no number",), expires=LONG_AGO)
 
     until(lambda: f"[{result.id}] received" in worker.log(), "it is received")

@@ -1,4 +1,4 @@
-"""What a call leaves in the store belongs to its message, and is gone once that has ended."""
+"""The mark of a call belongs to its message, and ends with it."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def published(task: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def new_call(task: Any, key: str, *old: Any) -> Any:
-    """A further call of *key*, as soon as one is published that is none of the *old* ones."""
+    """Publish calls of *key* until one is published that is not an *old* one."""
 
     def publishes() -> Any:
         result = published(task, key, 3)

@@ -18,7 +18,7 @@ PROMPTLY = 20
 
 valkey = one_valkey()
 
-# What the publisher's own agent has written: a header of this name hides the others from a pool process.
+# The publisher's agent writes a header of this name, which hides the others from a pool process.
 HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
 
 

@@ -34,7 +34,7 @@ def numbers(recorder: Recorder) -> list[int]:
 
 
 def ends_for(newest: Any, *older: Any) -> None:
-    """Each of the older calls ends in favour of a newer one, as far as that was sent by then."""
+    """Each older call ends in favour of a newer one that had been sent."""
     for number, each in enumerate(older):
         with pytest.raises(CallRevoked) as revoked:
             each.get(timeout=SOON)
@@ -113,7 +113,7 @@ def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(rec
     begun_again = next(at for at in sent if at > first)
     assert second - begun_again < LONGEST_WAIT + LATE
     for event in recorder.events("enter"):
-        # Nobody runs with older arguments than those that were the newest a moment before.
+        # A run has the arguments that were the newest a moment before, or newer ones.
         assert len([at for at in sent if at < event.at - LATE]) <= event.facts["number"] + 1
     assert overlaps(recorder.events()) == []
 

@@ -103,7 +103,7 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
 
 
 def on_a_terminal(*arguments: str) -> str:
-    """What a command shows there."""
+    """The text that a command shows there."""
     ours, inside = os.openpty()
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", *arguments]
     with subprocess.Popen(command, stdout=inside, stdin=inside) as process:
@@ -248,7 +248,7 @@ def test_what_became_of_a_call_is_shown(operate: Operate, worker: Worker, record
 
 
 def now_of(said: str) -> str:
-    """What a call does, of the facts about it."""
+    """The line of `show` that says what a call does now."""
     (now,) = re.findall(r"^now +(.*)$", said, re.MULTILINE)
     return str(now)
 

@@ -47,7 +47,7 @@ def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **
 
 
 def words_in(page: str) -> str:
-    """What a person reads."""
+    """The text that a person reads."""
     without_style = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", without_style)).split())
 
@@ -91,7 +91,7 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(reader: Visitor, 
 
     waiting = r"waiting: id-w for \d\.\ds, a Lock for \d\.\ds held id-1 w1@web:7"
     assert re.search(f"{re.escape(f'{tasks.skipped.name} {held}')} {waiting}", said)
-    # It is due since the publication, and 60 of its 3600 seconds are left.
+    # The call has been due since its publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - due for 59m\d\ds", said)
     assert "Held 1 Waiting 2 Queued 1" in said
 
@@ -189,7 +189,7 @@ def test_a_browser_is_told_to_run_and_to_load_nothing(reader: Visitor, path: str
 # The store is away.
 
 
-# What Prometheus is told.
+# Metrics.
 
 
 def test_a_queued_call_is_due_from_its_publication_though_it_expires(reader: Visitor) -> None:
@@ -219,7 +219,7 @@ def test_a_user_who_may_not_walk_the_keys_has_the_counters(reader: Visitor, valk
     assert (page.status, "'scan'" in html.unescape(page.body)) == (503, True)
 
 
-# What may be asked.
+# Methods, and the extra.
 
 
 @pytest.mark.prove

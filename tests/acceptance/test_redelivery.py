@@ -87,7 +87,7 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, 
     assert result.state == "SUCCESS"
 
 
-# Red once beside other tests: no `outcome=dropped` within 30 s. It was green seven times after that.
+# Red once beside other tests: no `outcome=dropped` within 30 s. The next seven plays were green.
 @pytest.mark.nightly
 def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     impatient_broker: Any, recorder: Recorder
@@ -245,7 +245,7 @@ def deliver_again(broker: Any, unacked: str, *, says_so: bool = True) -> None:
     if says_so:
         message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
     else:
-        # With another tag, so that the acknowledgement of one delivery is not that of the other.
+        # Another tag: otherwise the acknowledgement of one delivery would count for both.
         message["properties"]["delivery_tag"] += "-again"
     broker.lpush(queue, json.dumps(message))
 

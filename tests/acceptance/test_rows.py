@@ -34,7 +34,7 @@ def key_of(name: str, number: int = 0) -> str:
     return f"singleton:v3:{{{name}:{number:032x}}}"
 
 
-# What cannot be read.
+# Unreadable keys.
 
 FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
     "text": lambda redis, key: redis.set(key, "x"),

@@ -1,4 +1,4 @@
-"""What can never work stops the start of a worker or a beat and is a line each; what may pass is told, and passes."""
+"""The start of a worker or a beat: a fault that cannot pass stops it, in a line each; any other is told."""
 
 import json
 import subprocess
@@ -111,7 +111,7 @@ def start(request: pytest.FixtureRequest) -> Start:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
-# What can never work.
+# Faults that stop the start.
 
 
 FAULTY: list[dict[str, Any]] = [
@@ -296,7 +296,7 @@ def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
         proxy.black_hole()
 
         def answer() -> None:
-            # What was swallowed would be answered never.
+            # A request that was swallowed would never be answered.
             proxy.cut()
             proxy.forward()
 
@@ -371,7 +371,7 @@ runpy.run_module("celery", run_name="__main__")
 
 
 def celery(*arguments: str) -> tuple[str, set[str]]:
-    """What a command writes, and what it loads of the library."""
+    """The output of a command, and the modules of the library that it loads."""
     command = [sys.executable, "-c", LOADED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

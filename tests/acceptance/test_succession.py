@@ -34,7 +34,7 @@ def running(recorder: Recorder, task: Any, key: str, *args: Any, **kwargs: Any) 
 
 
 def waits(worker: Worker, result: Any) -> None:
-    """It has met the holder, or has ended of it."""
+    """Wait until the call has met the holder, or has ended."""
     until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
 
 
@@ -91,7 +91,7 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
     open_gate(recorder, key)
     assert newest.get(timeout=PROMPTLY) == 4
     holder.get(timeout=PROMPTLY, propagate=False)
-    # A run that cleans up has a negative number meanwhile.
+    # A run that cleans up has a negative number.
     assert [event.facts["number"] for event in of_key(recorder, key, "enter") if event.facts["number"] > 0] == [1, 4]
     assert overlaps([event for event in of_key(recorder, key) if event.facts.get("number", 1) > 0]) == []
 

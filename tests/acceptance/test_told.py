@@ -39,7 +39,7 @@ METRICS = (DOCS / "how-to" / "page-and-metrics.md").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"^- `(singleton_lock_\w+)`", METRICS, re.MULTILINE))
 KEPT = {"conflict", "lost", "holder_died", "unanswered"}
 """What the history keeps."""
-# Of a worker, on a machine that is busy.
+# For a worker on a busy machine.
 PROMPTLY = 60
 
 Line = tuple[str, str, frozenset[str]]
@@ -69,7 +69,7 @@ ELSEWHERE = {
 
 @dataclass
 class Told:
-    """What was seen of that night."""
+    """The lines, events, metrics and columns of that night."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -155,7 +155,7 @@ class Night:
 
         def is_unrenewed() -> bool:
             if not store.holders(dead.key):
-                # The machine has stood still meanwhile.
+                # The machine has stood still for longer than its ttl.
                 store.acquire(dead)
             return any("not_renewed" in row for row in self.look("list", "list"))
 
@@ -276,7 +276,7 @@ def written_here(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """What one night tells; its situations one after the other."""
+    """Play the situations of one night, one after the other."""
     told, log = Told(), tmp_path_factory.mktemp("told") / "log"
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -309,7 +309,7 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         counters.flush()
         night.remember()
         night.look("doctor", "doctor", "--timeout", "0.1")
-        # What could not be counted while the store was full is counted later.
+        # Events that could not be counted while the store was full are counted later.
         with suppress(AssertionError):
             until(lambda: night.scrape() or told.metrics >= LISTED, "all is counted", timeout=PROMPTLY)
             until(lambda: night.remember() or told.history >= KEPT, "all is kept", timeout=PROMPTLY)

@@ -69,7 +69,7 @@ def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(re
 
 
 def did_not_run(result: Any, other: Any) -> bool:
-    """It was not published, or was skipped, because of the other call."""
+    """The call was not published, or was skipped, because of the other one."""
     if result.id == other.id:
         return True
     with pytest.raises(TaskRevokedError, match=other.id):

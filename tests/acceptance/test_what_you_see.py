@@ -29,7 +29,7 @@ key, `<n>` a number, other words in angle brackets are task ids. [The log](log.m
 
 @pytest.fixture(scope="module")
 def seen(valkey_process: Server) -> Iterator[dict[str, Seen]]:
-    """What was seen in each situation; all are played at once."""
+    """Play all situations at once."""
     with valkey_process.client() as client:
         client.flushall()
     base = valkey_process.url.removesuffix("/0")

@@ -91,7 +91,7 @@ def waiting(run_work: RunWork) -> Callable[[Any], None]:
             try:
                 await asyncio.gather(asyncio.sleep(LONG), asyncio.sleep(LONG))
             finally:
-                # It may take its time for that.
+                # A body may take its time to clean up.
                 await asyncio.sleep(0.2)
                 cleaned.append(True)
 
@@ -153,7 +153,7 @@ MORE_WAYS: dict[str, RunWork] = {
 
 
 def leaves_a_task_elsewhere(self: Any) -> None:
-    """It does not wait for that task."""
+    """A body that does not wait for a task of another loop."""
     with running(asyncio.new_event_loop()) as loop:
         left = asyncio.run_coroutine_threadsafe(asyncio.sleep(LONG), loop)
         try:

@@ -1,4 +1,4 @@
-"""What becomes of a message, delivery by delivery: from a broker in memory, traced as a worker does it."""
+"""The life of a message, delivery by delivery: from a broker in memory, traced as a worker does it."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ ME = "me"
 
 @dataclass(frozen=True)
 class Message:
-    """What a worker gets from the broker."""
+    """A message as a worker gets it from the broker."""
 
     headers: Mapping[str, Any]
     body: Any
@@ -187,7 +187,7 @@ def test_a_call_whose_key_is_held_ends_as_its_policy_says(
     if isinstance(found, (CallRevoked, LockHeld)):
         assert found.holder_task_id == "the-holder"
     assert [holder.task_id for holder in world.task.lock_holders()] == ["the-holder"]
-    # Not even one that has waited in vain has given anything back.
+    # Nothing was released, even by a call that has waited.
     assert (world.ran, world.sent, released) == ([], None, [])
     assert f"lock.conflict key={world.task.lock_key_for()} task_id={ME} holder=the-holder" in caplog.text
 
@@ -340,9 +340,9 @@ def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, poli
 
     assert world.deliver(message) == "SUCCESS"
     ((state, copy),) = copies
-    # It has not ended the call whose run went on.
+    # The copy has not ended the call whose run went on.
     assert (state, copy is not None) == ("PENDING", True)
-    # The parked copy has no redelivered flag, and is known for a copy all the same.
+    # The parked copy is known as one although it has no redelivered flag.
     assert world.deliver(copy) == "SUCCESS"
 
     assert (ran, world.result.result, world.sent) == ([1], "ran", None)
@@ -375,7 +375,7 @@ def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_ackno
 
 @contextmanager
 def silence(world: World, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = True) -> Iterator[None]:
-    """Let no acquire be answered; one that is not deaf grants it all the same."""
+    """Let no acquire be answered. A store that is not deaf grants it nevertheless, and its answer is lost."""
     acquire = world.store.acquire
 
     def unanswered(claim: Claim) -> Any:
@@ -393,7 +393,7 @@ UNANSWERED: list[tuple[str, Any, dict[str, Any], str, Any, str]] = [
     ("skip", by_message, {}, "REVOKED", CallRevoked, "skipped"),
     ("skip", by_message, {"lock_skip_result": "no"}, "SUCCESS", "no", "skipped"),
     ("raise", by_message, {}, "FAILURE", StoreError, "raised"),
-    # What cannot be requeued.
+    # Calls that cannot be requeued.
     ("reschedule", eagerly, {}, "FAILURE", StoreError, "raised"),
     ("reschedule", in_a_map, {}, "FAILURE", StoreError, "raised"),
 ]

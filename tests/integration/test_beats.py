@@ -36,7 +36,7 @@ class Plain(Scheduler):
         self.sent.append(name)
 
     def sends(self) -> bool:
-        """It has sent something since it was asked last."""
+        """Tick; whether that has sent something."""
         before = len(self.sent)
         self.tick()
         return len(self.sent) > before
@@ -54,7 +54,7 @@ def beat_of(url: str, *tasks: str, main: str = "shop", every: float = 0.5, **set
 
 
 def slots_key(server: Server) -> str:
-    """Of the one schedule that there is."""
+    """The key of the only schedule."""
     with server.client() as client:
         (key,) = client.scan_iter("*:slots")
     return str(key)
@@ -112,7 +112,7 @@ def test_a_standby_with_another_schedule_is_warned_once(
 ) -> None:
     leader, standby = beat_of(valkey.url, *theirs), beat_of(valkey.url, *ours)
     leader.tick()
-    # What was sent before it began to lead does not count.
+    # Messages that were sent before it began to lead do not count.
     until(lambda: leader.tick() is not None and (leader.sent or not theirs), "the leader sends")
 
     for _ in range(30):
@@ -191,7 +191,7 @@ def test_what_a_scheduler_has_sent_without_us_counts(valkey: Server, tmp_path: P
         """One with a file."""
 
     class OfSeveral(SingletonSchedulerMixin, Filed):
-        """The same, of several."""
+        """One of several."""
 
     def runs(scheduler: type[Filed], times: int) -> Any:
         app = beat_of(valkey.url, "collect", every=every).app
@@ -228,7 +228,7 @@ def test_a_leader_that_has_lost_its_lease_sends_no_slot_that_its_heir_has_sent(
 ) -> None:
     caplog.set_level("INFO", "celery_singleton_lock")
     leader, heir = (beat_of(valkey.url, "collect") for _ in range(2))
-    # It does not learn of its loss so soon.
+    # With a long ttl it does not learn of its loss soon.
     leader.app.conf.singleton_beat_ttl = 60
     until(leader.sends, "it leads")
     sent = len(leader.sent)

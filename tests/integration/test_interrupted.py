@@ -24,7 +24,7 @@ from tests.waiting import until
 pytestmark = [
     # The alarm is the test's own.
     pytest.mark.timeout(method="thread"),
-    # What strikes in a finalizer vanishes there.
+    # An error in a finalizer vanishes there.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     # Celery says so where something is raised outside the body.
     pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning"),

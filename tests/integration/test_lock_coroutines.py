@@ -247,7 +247,7 @@ def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_lo
 
     async def main() -> None:
         other = asyncio.create_task(lock.aacquire(timeout=SOON))
-        # So that it is queued behind the other one, as a rule.
+        # Long enough, as a rule, for it to be queued behind the other one.
         await asyncio.sleep(0.1)
         lease.release()
         given = await other
@@ -257,7 +257,7 @@ def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_lo
         await given.arelease()
 
     run(main())
-    # Nobody can await it any more.
+    # Its loop is closed, so it cannot be awaited.
     waits._log_destroy_pending = False  # type: ignore[attr-defined]
 
 

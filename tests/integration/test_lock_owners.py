@@ -1,4 +1,4 @@
-"""Who holds a `Lock`: a block, or a thread or an asyncio task of one process; every way to leave gives back."""
+"""A `Lock` is held by a block, a thread or an asyncio task; every way to leave gives it back."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""What a trace shows of locks: runs as a worker traces them, under OpenTelemetry's own instrumentation of Celery."""
+"""Traces of runs: a worker's own tracing, under OpenTelemetry's instrumentation of Celery."""
 
 import threading
 import time
@@ -130,7 +130,7 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
     assert wait.start_time is not None
     assert wait.end_time is not None
     assert of_run.end_time is not None
-    # It is computed from two clocks, and the process may stand still between one look and the other.
+    # The start is computed from two clocks, and the process may stand still between one look and the other.
     assert began_at - 1e9 <= wait.start_time < wait.end_time <= of_run.end_time + 1e9
     assert attributes_of(wait) == {"singleton_lock.key": claim.key}
 

@@ -39,7 +39,7 @@ OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8
 SIGNALS = (ROOT / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
 RULES = (ROOT / "tests" / "rules.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^- (`(?:lock|beat)\.\w+`) ([A-Z]+)((?: `\w+`)*): (.*)$", SIGNALS, re.MULTILINE)
-"""Of the log: event, level, fields, and what is said of it."""
+"""The list of the log: event, level, fields and meaning."""
 RESULTS = (ROOT / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
 PAIRS = (ROOT / "docs" / "reference" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
@@ -71,7 +71,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def section(page: str, heading: str) -> str:
-    """What stands below *heading*, as far as the next one of the same level."""
+    """The text below *heading*, as far as the next one of the same level."""
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
@@ -392,7 +392,7 @@ def fields_of(values: ast.expr, dicts: dict[str, ast.Dict]) -> Iterator[str]:
 
 
 def lines_in(function: ast.FunctionDef) -> Iterator[Line]:
-    """What a function writes, by calls of `write`, at once or later."""
+    """The lines that a function writes by `write`, at once or later."""
     dicts = dict[str, ast.Dict]()
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

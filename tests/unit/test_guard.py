@@ -39,7 +39,7 @@ class TaskBase(Task):
 
 
 class Unknown:
-    """What stands here is a descriptor that nobody can look into."""
+    """Its `__call__` is a descriptor that nobody can look into."""
 
     class Descriptor:
         def __get__(self, task: Any, owner: Any) -> Any:
@@ -117,7 +117,7 @@ def test_a_direct_call_needs_no_lock(app: Celery, way: str) -> None:
 
 
 class Batches(Task):
-    """As celery-batches has it: a worker collects the messages, and calls `run` by itself."""
+    """As celery-batches has it: a worker collects the messages, and calls `run`."""
 
     abstract = True
 

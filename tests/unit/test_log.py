@@ -38,7 +38,7 @@ def formatter(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def written(formatter: str) -> Iterator[StringIO]:
-    """What a handler with that formatter writes."""
+    """The stream of a handler with that formatter."""
     stream = StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[formatter])

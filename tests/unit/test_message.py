@@ -143,7 +143,7 @@ def test_it_goes_back_to_the_queue_it_came_by(app: Celery, task: Any, before: st
     native = app.conf.task_default_queue.replace("celery", "native")
     task.apply_async((1,), queue=native)
     came = take(app, native)
-    # What RabbitMQ's delayed delivery has put before it.
+    # RabbitMQ's delayed delivery puts a prefix before the routing key.
     came.delivery_info["routing_key"] = before + "deep.key"
     with hold(task, 1):
         runs(task, came)

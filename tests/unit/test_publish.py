@@ -75,7 +75,7 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
 
 
 class BindsSlowly:
-    """Annotations of a task that another thread meanwhile calls."""
+    """Annotations of a task that another thread calls before they are made."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
@@ -164,7 +164,7 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
     assert f"holder=a state={state} " in caplog.text
 
 
-# Whose result the caller of a duplicate gets.
+# The result that the caller of a duplicate gets.
 
 UNREADABLE = {
     "results go to their own callers": ("rpc://", {}),
@@ -176,7 +176,7 @@ UNREADABLE = {
 
 
 def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] | None = None, **options: Any) -> Any:
-    """What the caller gets whose call is not sent, because another one runs."""
+    """The result of a call that is not sent because another one runs."""
     task = made(results=results, lock_mode="until_executed", **options)
     task.app.task(name="keeps no results", ignore_result=True)(tomorrow)
     standing = Facts(uuid(), **holder)
@@ -218,7 +218,7 @@ def test_an_own_task_id_is_no_reason_to_send_a_duplicate_and_it_ends_and_names_t
     assert end.result.args[3] == "unpublished"
 
 
-# What is told of it.
+# Log and signal.
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait"])

@@ -1,4 +1,4 @@
-"""What is heard of messages of which a worker makes nothing."""
+"""Receivers of messages that a worker rejects or does not know."""
 
 from typing import Any
 

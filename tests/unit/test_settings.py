@@ -169,7 +169,7 @@ def test_opening_a_store_makes_no_connection() -> None:
             listener.accept()
 
 
-# What cannot be used.
+# Refusals.
 
 SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://", "sentinel://")
 SCHEMES += ("redis+cluster://", "rediss+cluster://", "memory://")
@@ -253,7 +253,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 class Safe:
-    """One that has to be told where it is."""
+    """A provider that cannot be made without arguments."""
 
     def __init__(self) -> None:
         raise KeyError(SECRET)
