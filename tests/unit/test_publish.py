@@ -164,6 +164,14 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
     assert f"holder=a state={state} " in caplog.text
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_run_in_a_cool_down_is_told_so(policy: Any) -> None:
+    task = made(lock_on_conflict=policy, lock_min_hold=60)
+
+    first = task.apply()
+    assert f"is in the cool-down of task_id={first.id}" in str(task.apply().result)
+
+
 # The result that the caller of a duplicate gets.
 
 UNREADABLE = {
