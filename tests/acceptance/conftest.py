@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -10,12 +11,14 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 from kombu import pools
 
+from celery_singleton_lock import LockHeld
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app
 from tests.rabbit import rabbitmq
 from tests.servers import Server
+from tests.waiting import until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.app"
@@ -96,6 +99,19 @@ def forget_connections(app: Any) -> None:
     app.close()
     app.amqp._producer_pool = None
     pools.reset()
+
+
+def new_call(task: Any, *args: Any, but: list[Any]) -> Any:
+    """Publish a call until it stands for itself: none of those before it is in its way."""
+    known = {each.id for each in but}
+
+    def published() -> Any:
+        with suppress(LockHeld):
+            result = task.delay(*args)
+            return result if result.id not in known else None
+        return None
+
+    return until(published, "a new call is published", timeout=60)
 
 
 def one_valkey() -> Any:

@@ -16,7 +16,7 @@ from celery_singleton_lock import LockLost
 from celery_singleton_lock.stores.records import LockState
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.acceptance.conftest import APP
+from tests.acceptance.conftest import APP, new_call
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
 from tests.waiting import until
@@ -122,16 +122,6 @@ def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(recorde
                 until(lambda task=task, nothing=nothing: task.lock_state("k") == nothing, "nothing is left")
 
 
-def after(first: Any, task: Any) -> Any:
-    """The next call, once *first* stands for none any more."""
-
-    def published() -> Any:
-        result = task.delay("k", 2)
-        return result if result.id != first.id else None
-
-    return until(published, "the next call is published")
-
-
 def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_dead_yet(recorder: Recorder) -> None:
     task = combined.stumbling
     with workers(COMBINED, {"TEST_TTL": "60"}, concurrency=2):
@@ -143,7 +133,7 @@ def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_
             first.get(timeout=20)
         first.forget()
 
-        second = after(first, task)
+        second = new_call(task, "k", 2, but=[first])
         until(lambda: second.state == "RETRY", "it waits for the end of the child", timeout=20)
         assert [each.task_id for each in task.lock_holders("k")] == [first.id]
         os.kill(run.pid, signal.SIGCONT)
@@ -159,7 +149,7 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
             first.get(timeout=20)
         first.forget()
 
-        second = after(first, task)
+        second = new_call(task, "k", 2, but=[first])
         open_gate(recorder, "it is reported")
         assert second.get(timeout=20) == 2
 

@@ -1,5 +1,6 @@
 """P1, one at a time: real workers, real load, and proof that the recorder would see an overlap."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -24,14 +25,15 @@ for number in range({CALLS_EACH}):
 """
 
 
-def publish() -> None:
-    publishers = [subprocess.Popen([sys.executable, "-c", PUBLISH]) for _ in range(PUBLISHERS)]
+def publish(env: dict[str, str]) -> None:
+    command, env = [sys.executable, "-c", PUBLISH], {**os.environ, **env}
+    publishers = [subprocess.Popen(command, env=env) for _ in range(PUBLISHERS)]
     assert [publisher.wait(60) for publisher in publishers] == [0] * PUBLISHERS
 
 
 def run_load(env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2) as pair:
-        publish()
+        publish(env)
         until(lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH, "every call has run", timeout=60)
         # A warm shutdown: who was killed between its body and its release would leave its key.
         for worker in pair:

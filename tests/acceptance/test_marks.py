@@ -3,17 +3,16 @@
 import json
 import os
 import signal
-from typing import Any
 
 import pytest
 from celery import Task, chain
 from celery.exceptions import NotRegistered
 from kombu import serialization
 
-from celery_singleton_lock import LockHeld, SingletonTask
+from celery_singleton_lock import SingletonTask
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.acceptance.conftest import one_worker
+from tests.acceptance.conftest import new_call, one_worker
 from tests.gates import open_gate
 from tests.recorder import Recorder, of_key
 from tests.servers import Server
@@ -25,24 +24,6 @@ PROMPTLY = 10
 
 
 valkey, worker = one_worker(6)
-
-
-def published(task: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of a call, or None where a duplicate is refused."""
-    try:
-        return task.delay(*args, **kwargs)
-    except LockHeld:
-        return None
-
-
-def new_call(task: Any, key: str, *old: Any) -> Any:
-    """Publish calls of *key* until one is published that is not an *old* one."""
-
-    def publishes() -> Any:
-        result = published(task, key, 3)
-        return result if result is not None and result.id not in {each.id for each in old} else None
-
-    return until(publishes, "a further call is published", timeout=5)
 
 
 @pytest.mark.parametrize("policy", combined.unique)
@@ -57,7 +38,7 @@ def test_a_call_that_ended_without_a_run_is_queued_no_more(worker: Worker, recor
     first.get(timeout=PROMPTLY)
 
     assert second.id != first.id
-    assert new_call(task, key, first, second).get(timeout=PROMPTLY) == 3
+    assert new_call(task, key, 3, but=[first, second]).get(timeout=PROMPTLY) == 3
 
 
 def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(worker: Worker) -> None:
@@ -65,7 +46,7 @@ def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(worker: Work
     with pytest.raises(ValueError, match="it stumbles"):
         first.get(timeout=PROMPTLY)
 
-    assert new_call(combined.stumbling, "stumbles", first).get(timeout=PROMPTLY) == 3
+    assert new_call(combined.stumbling, "stumbles", 3, but=[first]).get(timeout=PROMPTLY) == 3
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
@@ -77,7 +58,7 @@ def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(worker
     with pytest.raises(NotRegistered):
         first.get(timeout=PROMPTLY)
 
-    assert new_call(unknown, "unknown", first)
+    assert new_call(unknown, "unknown", 3, but=[first])
     tasks.app.tasks.unregister(unknown.name)
 
 
@@ -87,7 +68,7 @@ def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(worker
     task = combined.waiting_by_mode[mode]
     first = task.apply_async(("refused", 1), serializer="ours-alone")
 
-    assert new_call(task, "refused", first).get(timeout=PROMPTLY) == 3
+    assert new_call(task, "refused", 3, but=[first]).get(timeout=PROMPTLY) == 3
     serialization.unregister("ours-alone")
 
 

@@ -12,7 +12,7 @@ from celery import chain, chord, group
 from kombu.exceptions import OperationalError
 
 from tests.acceptance import app as tasks
-from tests.acceptance.conftest import APP
+from tests.acceptance.conftest import APP, new_call
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
@@ -142,7 +142,7 @@ def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_c
 
         assert task.delay("k", 3).id == "nightly"
         tonight.revoke()
-        assert until(lambda: other_than(tonight, task.delay("k", 4)), "it was revoked").get(timeout=PROMPTLY) == 4
+        assert new_call(task, "k", 4, but=[tonight]).get(timeout=PROMPTLY) == 4
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated")  # of redis-py, by the result backend
@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_leaves_no_mark(recorder: Recorder, mode: str, w
         # Published at once, it would meet the lease of the dead.
         until(lambda: not task.lock_holders("k"), "the key is free", timeout=10)
     with workers(APP):
-        following = until(lambda: other_than(first, task.delay("k", 2)), "another is published", timeout=10)
+        following = new_call(task, "k", 2, but=[first])
         assert following.get(timeout=10) == 2
 
 
@@ -209,10 +209,6 @@ def test_a_retry_does_not_meet_its_own_mark(recorder: Recorder, mode: str) -> No
         assert tasks.retrying_by_mode[mode].delay("k", attempts=2).get(timeout=10) == 2
 
     assert len(recorder.events("enter")) == 3
-
-
-def other_than(first: Any, result: Any) -> Any:
-    return result if result.id != first.id else None
 
 
 @every_mode

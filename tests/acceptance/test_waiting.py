@@ -20,14 +20,13 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
     recorder: Recorder, valkey: Server
 ) -> None:
     task = tasks.by_policy["wait"]
-    key = task.lock_key_for("k")
     with workers(APP, concurrency=5):
         first = task.delay("k", 0, gate="all queue")
         until(lambda: recorder.events("enter"), "the first one runs")
         others = []
         for number in range(1, 5):
             others.append(task.delay("k", number))
-            until(lambda n=number: queued(valkey, key) == n, "it queues")  # type: ignore[misc]
+            until(lambda n=number: task.lock_state("k").waiting == n, "it queues")
         open_gate(recorder, "all queue")
         assert [result.get(timeout=20) for result in [first, *others]] == list(range(5))
 
@@ -87,8 +86,3 @@ def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_sta
             first.get(timeout=30)
         until(lambda: task.lock_state("k").cooldown_until is None, "it is over")
         assert task.delay("k", 2).get(timeout=30) == 2
-
-
-def queued(server: Server, key: str) -> int:
-    with server.client(database=2) as client:
-        return sum(1 for field in client.hkeys(key) if field[0] == "q" and field[1:].isdecimal())

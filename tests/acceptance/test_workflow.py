@@ -7,6 +7,7 @@ import pytest
 
 from tests.acceptance import app as tasks
 from tests.acceptance import workflow_app
+from tests.acceptance.conftest import new_call
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.waiting import until
@@ -148,12 +149,8 @@ def test_a_workflow_that_is_revoked_counts_no_more(recorder: Recorder, how: str)
             until(lambda: first.id in str(tasks.app.control.inspect().revoked()), "the worker has heard of it")
             open_gate(recorder, GATE)
 
-        second = until(lambda: other_than(first, task.delay("k")), "another is published", timeout=SOON)
+        second = new_call(task, "k", but=[first])
         assert second.get(timeout=SOON) == "alone"
-
-
-def other_than(first: Any, result: Any) -> Any:
-    return None if result.id == first.id else result
 
 
 def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(recorder: Recorder) -> None:
@@ -162,7 +159,7 @@ def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(record
         first = task.delay("k", "lost")
         until(lambda: len(recorder.events("enter")) == 2, "a step runs", timeout=SOON)
 
-        second = until(lambda: other_than(first, task.delay("k")), "another is published", timeout=SOON)
+        second = new_call(task, "k", but=[first])
         assert second.get(timeout=SOON) == "alone"
     assert first.state == "PENDING"
 

@@ -37,12 +37,6 @@ def holders(url: str, lock: Lock) -> int:
     return len(store_at(url).holders(lock.key))
 
 
-def waiting(server: Server, lock: Lock) -> int:
-    """How many are in the lock's queue."""
-    with server.client() as client:
-        return sum(1 for field in client.hkeys(lock.key) if field[0] == "q" and field[1:].isdecimal())
-
-
 def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
     lock = Lock("stock", url=url)
 
@@ -89,7 +83,7 @@ def test_a_waiter_is_woken_and_does_not_poll(server: Server) -> None:
 
     with ThreadPoolExecutor(1) as pool, lock:
         got = pool.submit(wait)
-        until(lambda: waiting(server, lock) == 1, "it queues")
+        until(lambda: lock.state().waiting == 1, "it queues")
         before = scripts_run()
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 1.0, "a while has passed")
@@ -120,7 +114,7 @@ def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Serv
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            until(lambda: waiting(server, Lock("stock", url=server.url)) == with_it, "they queue")
+            until(lambda: Lock("stock", url=server.url).state().waiting == with_it, "they queue")
         finally:
             holder.kill()
     killed = time.monotonic()
