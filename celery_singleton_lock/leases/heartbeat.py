@@ -6,22 +6,19 @@ from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
+from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Renewal, lock_name_of
+from celery_singleton_lock.stores.records import Claim, Renewal, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.leases.holding import Holding
-
-RENEWALS_PER_TTL = 3
+_RENEWALS_PER_TTL = 3
 _BEATS_PER_RENEWAL = 4
 _LATE = 4
 _SHORTEST_PAUSE = 0.05
@@ -34,14 +31,74 @@ _LINGERS = 5.0
 # Lines in the log for one beat, whatever number of leases they are about.
 _MOST_LINES = 10
 _NEVER = float("inf")
+# Our clock and the server's may run at slightly different rates; Redlock's allowance.
+_DRIFT = 0.01
+_DRIFT_FLOOR = 0.002
 # The reason that an answer gives a holder to stop, or for the loss of its lease.
-REASONS: dict[Renewal, LostReason | None] = {
+_REASONS: dict[Renewal, LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
     Renewal.BROKEN: "broken",
     Renewal.TAKEN: "taken",
     Renewal.GONE: "expired",
 }
+
+
+class Renewable:
+    """A claim as the heartbeat sees it: when to renew it, and until when it is surely ours. `Holding` has the rest."""
+
+    store: Store
+    claim: Claim
+    key: str
+    ttl: float
+    task_id: str | None
+    pid: int
+    deadman: DeadMan | None
+    # On `clock()`. It counts from the moment at which the last answered request was sent, less an allowance for the
+    # drift of clocks, so it is never later than the store's own deadline.
+    deadline: float = 0.0
+    next_renewal: float = 0.0
+    thread: "RenewalThread | None" = None
+    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
+    _told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
+
+    @property
+    def is_kept(self) -> bool:
+        """The heartbeat keeps it alive."""
+        raise NotImplementedError
+
+    def lose(self, reason: LostReason) -> None:
+        """Report that its holder has to stop, or that it is lost."""
+        raise NotImplementedError
+
+    @property
+    def time_left(self) -> float:
+        """Seconds for which this process keeps others out, asked to stop or not."""
+        return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
+
+    def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, when the answered request was sent."""
+        self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
+        self.next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
+        self.is_unsure = False
+        if self.deadman is not None:
+            self.deadman.arm(self.deadline)
+
+    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
+        """Take the answer to a renewal; the reason if the lease is lost, or if its holder has to stop."""
+        reason = _REASONS[answer]
+        if reason is None or reason in REASONS_TO_STOP:
+            # A holder that is asked to stop keeps its lease until it has.
+            self.renewed(sent_at)
+        return reason
+
+    def lateness(self) -> float:
+        """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was told before."""
+        late = clock() - min(self.next_renewal, self.deadline)
+        if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
+            return 0.0
+        self._told_late_for = self.deadline
+        return late
 
 
 class RenewalThread(DaemonThread):
@@ -57,12 +114,12 @@ class RenewalThread(DaemonThread):
         self._heartbeat = heartbeat
         self._client = store
         # Weak references: a lease that nobody can release any more must not be renewed for ever.
-        self.watching: dict[ref[Holding], None] = {}
+        self.watching: dict[ref[Renewable], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
         self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
 
-    def add(self, holding: "Holding") -> None:
+    def add(self, holding: Renewable) -> None:
         holding.thread = self
         self.watching[ref(holding)] = None
         if self._greenlet is not None:
@@ -73,11 +130,11 @@ class RenewalThread(DaemonThread):
         if holding.next_renewal < self._wakes_at:
             self._wakes.put(None)
 
-    def remove(self, holding: "Holding") -> None:
+    def remove(self, holding: Renewable) -> None:
         """Stop renewing it. A renewal that is under way does no harm: it never brings back a released lease."""
         self.watching.pop(ref(holding), None)
 
-    def watched(self) -> list["Holding"]:
+    def watched(self) -> list[Renewable]:
         watched = []
         for known in list(self.watching):
             if (holding := known()) is not None and holding.is_kept:
@@ -112,7 +169,7 @@ class RenewalThread(DaemonThread):
             return False
         self._wakes_at = _NEVER
         try:
-            if late := {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}:
+            if late := {holding: seconds for holding in self.watched() if (seconds := holding.lateness())}:
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (the thread must go on; the log tells)
@@ -136,11 +193,11 @@ class RenewalThread(DaemonThread):
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Leases that are due soon go along: thousands of leases must not each cost a request.
-        beats = RENEWALS_PER_TTL * _BEATS_PER_RENEWAL
+        beats = _RENEWALS_PER_TTL * _BEATS_PER_RENEWAL
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / beats]:
             self._renew(due)
 
-    def _renew(self, holdings: list["Holding"]) -> None:
+    def _renew(self, holdings: list[Renewable]) -> None:
         sent_at = clock()
         try:
             answers = self._ask(holdings)
@@ -160,7 +217,7 @@ class RenewalThread(DaemonThread):
             if (reason := holding.answered(answer, sent_at)) is not None:
                 self._lose(holding, reason)
 
-    def _ask(self, holdings: list["Holding"]) -> list[Renewal]:
+    def _ask(self, holdings: list[Renewable]) -> list[Renewal]:
         now = clock()
         # The bound is the nearest deadline, so that a loss is reported as it passes. A late beat waits for one reply.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
@@ -180,7 +237,7 @@ class RenewalThread(DaemonThread):
             self._log(partial(log.write, logging.ERROR, "lock.bug", *told, where="renewal", exc_info=error))
             raise StoreError(self.store.address, str(error)) from error
 
-    def _lose(self, holding: "Holding", reason: LostReason) -> None:
+    def _lose(self, holding: Renewable, reason: LostReason) -> None:
         self._call(partial(holding.lose, reason))
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
@@ -216,7 +273,7 @@ class Heartbeat:
         self._pid = 0
         self.threads: dict[Hashable, RenewalThread] = {}
 
-    def watch(self, holding: "Holding") -> None:
+    def watch(self, holding: Renewable) -> None:
         """Renew it from now on, for as long as something else refers to it."""
         if self._pid != holding.pid:
             # After a fork, the threads are the parent's.
@@ -230,21 +287,12 @@ class Heartbeat:
             thread = RenewalThread(self, store, part)
         thread.add(holding)
 
-    def watched(self) -> list["Holding"]:
+    def watched(self) -> list[Renewable]:
         threads = list(self.threads.values()) if self._pid == os.getpid() else []
         return [holding for thread in threads for holding in thread.watched()]
 
 
-def lateness(holding: "Holding") -> float:
-    """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was told before."""
-    late = clock() - min(holding.next_renewal, holding.deadline)
-    if late <= holding.ttl / _LATE or holding.told_late_for == holding.deadline:
-        return 0.0
-    holding.told_late_for = holding.deadline
-    return late
-
-
-def tell_late(late: dict["Holding", float]) -> None:
+def tell_late(late: dict[Renewable, float]) -> None:
     """Log and count by how much each is late."""
     text = "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
     for number, (one, seconds) in enumerate(late.items()):

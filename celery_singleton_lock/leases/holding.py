@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import ref
 
 from celery_singleton_lock import signals
@@ -37,21 +37,15 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
-from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
+from celery_singleton_lock.leases.heartbeat import Renewable, heartbeat, tell_late
 from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Renewal, Verdict
+from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.leases.heartbeat import RenewalThread
-
-# Our clock and the server's may run at slightly different rates; Redlock's allowance.
-_DRIFT = 0.01
-_DRIFT_FLOOR = 0.002
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds in which a process that is killed for its loss tells of it.
@@ -86,7 +80,7 @@ _LEADS_TO = (
 )
 
 
-class Holding:
+class Holding(Renewable):
     """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
 
     Arguments:
@@ -98,13 +92,6 @@ class Holding:
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
-    # On `clock()`, counted from the moment at which the last answered request was sent, less an allowance for drift.
-    # So it is never later than the store's own deadline.
-    deadline: float = 0.0
-    next_renewal: float = 0.0
-    thread: "RenewalThread | None" = None
-    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
     takes: int = 1  # the releases that it needs
     ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
@@ -135,7 +122,7 @@ class Holding:
         # A `Lock` counts without a name: names of locks may be made of ids, without end.
         self._task: str = getattr(sender, "name", "")
         self._on_lost = on_lost
-        self._deadman = deadman
+        self.deadman = deadman
         self.pid: int = os.getpid()
 
     def go_to(self, state: State) -> None:
@@ -167,11 +154,6 @@ class Holding:
     def is_kept(self) -> bool:
         """The heartbeat keeps it alive."""
         return self.state in (HELD, ASKED_TO_STOP)
-
-    @property
-    def time_left(self) -> float:
-        """Seconds for which this process keeps others out, asked to stop or not."""
-        return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
 
     def remaining(self) -> float:
         return self.time_left if self.state is HELD else 0.0
@@ -242,14 +224,6 @@ class Holding:
 
     # While it is held.
 
-    def renewed(self, sent_at: float) -> None:
-        """Count the ttl from *sent_at*, when the answered request was sent."""
-        self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
-        self.next_renewal = sent_at + self.ttl / RENEWALS_PER_TTL
-        self.is_unsure = False
-        if self._deadman is not None:
-            self._deadman.arm(self.deadline)
-
     def check(self) -> None:
         """See `Lease.check`."""
         reason: NotHeldReason | None = None
@@ -265,14 +239,6 @@ class Holding:
         if reason is not None:
             raise LockLost(self.key, self.lost_reason or reason)
 
-    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Take the answer to a renewal: the reason why the lease is lost or its holder has to stop, if so."""
-        reason = REASONS[answer]
-        if reason is None or reason in REASONS_TO_STOP:
-            # A holder that is asked to stop keeps its lease until it has.
-            self.renewed(sent_at)
-        return reason
-
     def lose(self, reason: LostReason) -> None:
         """Report once that the holder has to stop, and once that the lease is lost; after its release, neither."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
@@ -287,9 +253,9 @@ class Holding:
     def report_lost(self, reason: LostReason) -> None:
         # First of all: otherwise somebody could see the state without its reason. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
-        if is_killed := self.state is LOST and self._deadman is not None:
+        if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
-            self._deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
+            self.deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
         try:
             if self._on_lost is not None:
                 self._on_lost(self, reason)
@@ -309,8 +275,8 @@ class Holding:
     def _die(self) -> None:
         """Kill this process if its body still runs."""
         counters.flush()
-        if self.state is LOST and self._deadman is not None:
-            self._deadman.kill()
+        if self.state is LOST and self.deadman is not None:
+            self.deadman.kill()
 
     # Giving it back.
 
@@ -378,15 +344,15 @@ class Holding:
 
     def stop(self) -> None:
         """Stop renewing: the holder is done with it."""
-        if self.state is HELD and (late := lateness(self)):
+        if self.state is HELD and (late := self.lateness()):
             # A body that held the GIL to its end: the heartbeat will never see it.
             tell_late({self: late})
         if self.state is not RELEASED:
             self.go_to(RELEASED)
         if self.thread is not None:
             self.thread.remove(self)
-        if self._deadman is not None:
-            self._deadman.disarm()
+        if self.deadman is not None:
+            self.deadman.disarm()
 
 
 class _Nothing(Holding):
