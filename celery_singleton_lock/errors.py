@@ -55,7 +55,7 @@ class LockHeld(SingletonLockError):
 
     def __str__(self) -> str:
         who = f"task_id={self.holder_task_id}" if self.holder_task_id else "a Lock"
-        # The result may be that of a later version, with a state unknown here.
+        # A result from a later version may have a state that is unknown here.
         state = _STATES.get(self.state, "is kept by {} for another {:.1f} s")
         return f"lock key={self.key} {state.format(who, self.expires_in)}"
 
@@ -82,7 +82,7 @@ class LockLost(SingletonLockError):
 
 
 class StoreError(SingletonLockError):
-    """The store gave no usable answer. The request may have worked all the same.
+    """The store gave no usable answer. The request may have worked.
 
     Arguments:
         store: Address of the store, without credentials.

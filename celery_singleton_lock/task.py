@@ -205,7 +205,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name none. Celery keeps its routes from the first call on, too."""
+        """The queue of calls that name none. Celery keeps its routes from the first call on, but for `conf.update`."""
         return queue_by(self, {})
 
     @cached_property

@@ -247,7 +247,7 @@ class KeyMaker:
         """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
         if not (self._has_bare_fields and _are_plain(arguments.values())):
-            # The formatter refuses sets. It is written in Python, so it takes several times as long for the same text.
+            # The formatter refuses sets. Its Python code takes several times as long for the same text.
             fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
         text: str = _made_by_user(template, fill)
         return text

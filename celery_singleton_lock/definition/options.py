@@ -73,9 +73,9 @@ def flag(name: str, value: Any) -> bool:
 
 
 def given(value: Any) -> str:
-    """*value* for a message; with its type if its repr looks like that of a str, and it is none."""
+    """*value* for a message; with its type if it is no str and its repr looks like one."""
     text = ""
-    # A repr may fail, such as that of a lazy translation before Django is set up.
+    # A repr may fail: a lazy translation raises before Django is set up.
     with suppress(Exception):
         text = f"{value!r:.80}"
     is_plain = isinstance(value, str) or (text and text[0] not in "'\"")

@@ -95,7 +95,7 @@ def store_of(app: Celery) -> Store:
     Raises:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
-    # Only what was assigned: a search of all settings would slow each task.
+    # A search of all settings, and not only of those that were assigned, would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = _stores.get(app, (None, None))
     if store is None or before != assigned:

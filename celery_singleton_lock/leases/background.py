@@ -21,7 +21,7 @@ _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
 # Seconds for which a store, or a server of a cluster, is not asked again after it was silent: the releases at other
-# stores would wait for it. Not longer, because a key has to be free soon after its store is back.
+# stores would wait for it. Short, because keys must be free soon after their store is back.
 _SILENCE = 1.0
 # Seconds after which a request that was under way has surely arrived, even if a proxy has kept it back.
 _UNDER_WAY = 3.0

@@ -54,8 +54,8 @@ class Renewable:
     task_id: str | None
     pid: int
     deadman: DeadMan | None
-    # On `clock()`. It counts from the moment at which the last answered request was sent, less an allowance for the
-    # drift of clocks, so it is never later than the store's own deadline.
+    # On `clock()`, counted from when the last answered request was sent. An allowance for the drift of clocks is taken
+    # off, so it is never later than the store's own deadline.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
@@ -68,7 +68,7 @@ class Renewable:
         raise NotImplementedError
 
     def lose(self, reason: LostReason) -> None:
-        """Report that its holder has to stop, or that it is lost."""
+        """Tell its holder to stop, or report the loss."""
         raise NotImplementedError
 
     @property

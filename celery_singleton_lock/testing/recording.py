@@ -110,7 +110,7 @@ class Recorded:
         self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # An unpublished call has no request; `sender.request` may be that of the body that makes the call.
+        # An unpublished call has no request; `sender.request` may belong to the body that makes the call.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
