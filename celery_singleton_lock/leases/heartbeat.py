@@ -85,7 +85,7 @@ class Renewable:
             self.deadman.arm(self.deadline)
 
     def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Take the answer to a renewal; the reason if the lease is lost, or if its holder has to stop."""
+        """Take the answer to a renewal: the reason why the lease is lost or its holder has to stop, if so."""
         reason = _REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has.
