@@ -14,6 +14,7 @@ from tests.contract.asking import (
     again,
     call,
     granted,
+    mark_queued,
     refused,
     succeed,
     succeeding,
@@ -240,6 +241,25 @@ class Succession(Contract):
         succeed(store, call("rerun", 3000), "rerun", "shop.other")
 
         assert succeed(store, again(call("mine", 2000)), "replace") == "rerun"
+
+    def test_the_oldest_holder_is_asked_whichever_place_it_has(self, store: Store) -> None:
+        for name in "xy":
+            granted(store.acquire(call(name, 1000, limit=2)))
+        store.release(call("x"), 1)
+        granted(store.acquire(call("z", 1500, limit=2)))
+
+        succeed(store, again(call("b", 2000, limit=2)), "replace")
+
+        assert store.renew([call(name) for name in "yz"], 1.0) == [Renewal.REPLACED, Renewal.RENEWED]
+
+    def test_the_queued_call_does_not_wait_for_a_successor_that_waits_for_it(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("next", 2000), "rerun")
+        mark_queued(store, "queued")
+        store.release(call("a"), 1)
+
+        refused(store.acquire(succeeding(again(call("next", 2000, heeds_queued=True)), "rerun")))
+        granted(store.acquire(call("queued", 3000)))
 
     # Several at once.
 
