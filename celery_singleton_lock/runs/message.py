@@ -149,9 +149,11 @@ def _known_in(written: Any) -> dict[str, Any]:
 
 def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
     """The claim of the run that a message has, as its main process knows it too; `admit` adds what its policy needs."""
-    # Without its attempt, a retry would be taken for a copy of the run before it.
-    facts = Facts(task_id, options.holder_name, attempt=attempt, published=notes.first_published)
-    claim = Claim(key, token, options.ttl, options.limit, facts)
+    claim = Claim(key, token, options.ttl, options.limit, Facts(task_id, options.holder_name))
+    # Set, and no arguments: a keyword costs more than the field, and each run makes a claim. Without its attempt, a
+    # retry would be taken for a copy of the run before it.
+    claim.facts.attempt = attempt
+    claim.facts.published = notes.first_published
     # A task id may be used again, so the publication tells its messages apart.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
