@@ -354,6 +354,8 @@ def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowle
     with workers(APP, concurrency=1) as (worker,), valkey.client() as client:
         task.delay("first").get(timeout=30)
         (first,) = runs(recorder)
+        # A process that is stopped while it tells of the end of a run would stop the main process, which reads that.
+        until(lambda: client.hlen("unacked") == 0, "the main process has heard of the end")
         os.kill(first.pid, signal.SIGSTOP)
         result = task.delay("k")
         until(lambda: f"[{result.id}] received" in worker.log(), "it is received")
