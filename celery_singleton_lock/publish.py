@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -67,13 +67,17 @@ _origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
 
 
 @contextmanager
-def in_place_of(origin: Origin) -> Iterator[None]:
-    """Note on each call of the same key that is published inside that it replaces this run."""
-    token = _origin.set(origin)
+def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _origin.reset(token)
+        variable.reset(token)
+
+
+def in_place_of(origin: Origin) -> AbstractContextManager[None]:
+    """Note on each call of the same key that is published inside that it replaces this run."""
+    return _inside(_origin, origin)
 
 
 def origin_here() -> Origin | None:
@@ -87,17 +91,9 @@ def origin_here() -> Origin | None:
     return origin if state is None or state.origin is None else None
 
 
-@contextmanager
-def for_a_dead_run(notes: Notes) -> Iterator[None]:
-    """Publish a call of a dead process again under the key of its *notes*.
-
-    A main process runs no user code, so it makes no key.
-    """
-    token = _of_a_dead_run.set(notes.of_the_call())
-    try:
-        yield
-    finally:
-        _of_a_dead_run.reset(token)
+def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
+    """Publish a call of a dead process again under the key of its *notes*: a main process runs no code to make one."""
+    return _inside(_of_a_dead_run, notes.of_the_call())
 
 
 def options_by_name(
