@@ -47,9 +47,10 @@ class Plan:
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
-        holders = [row.about for row in rows_of(lock) if name in (None, row.about.task_id, row.worker)]
-        holders = [holder for holder in holders if holder.has_lease]
-        states = {row.state for row in rows_of(lock) if name in (None, row.about.task_id)}
+        rows = rows_of(lock)
+        meant = [row.about for row in rows if name in (None, row.about.task_id, row.worker)]
+        holders = [holder for holder in meant if holder.has_lease]
+        states = {row.state for row in rows if name in (None, row.about.task_id)}
         # The release of a holder passes over dead turns, so they need no break.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
@@ -69,10 +70,8 @@ class Plan:
         if self.holders:
             names = shown(", ".join(map(name_of, self.holders)))
             lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
-        if self.holders and force:
-            lines.append(
-                "A body that is still alive keeps running beside the next one, at least until its next renewal."
-            )
+            risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
+            lines += [risk] if force else []
         if self.dropped:
             of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
             lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
