@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, St
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_cells
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import lock_name_of
+from celery_singleton_lock.stores.records import HolderState, lock_name_of
 from celery_singleton_lock.stores.redis.answers import in_short
 
 T = TypeVar("T")
@@ -253,11 +253,13 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
     rows = seen.rows
     last_hour = [event for event in events or () if event["at"] > (seen.at - _HOUR).isoformat()]
     dead = len([row for row in rows if row.about.is_unrenewed])
+    broken = len([row for row in rows if row.about.state is HolderState.UNREADABLE])
     waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
     wrong = [event for event in last_hour if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
     faults = {
         "no beat leads": leads is False,
         f"{dead} {'lease is' if dead == 1 else 'leases are'} not renewed": dead,
+        f"{broken} {'key' if broken == 1 else 'keys'} cannot be read": broken,
         f"a call waits for {duration(max(waits, default=0.0))}": max(waits, default=0.0) > _LONG_WAIT,
         f"{_counted(wrong)} in the last hour": wrong,
     }

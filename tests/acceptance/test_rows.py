@@ -73,7 +73,7 @@ def test_what_cannot_be_read_says_so_and_hides_no_other(operate: Operate, store:
     assert "id-1" in operate("show", "id-1").stdout
     text = page.get("/").get_data(as_text=True)
     assert page.get("/locks.json").status_code == 200
-    assert all(word in text for word in ("id-1", "unreadable"))
+    assert all(word in text for word in ("id-1", "unreadable", "1 key cannot be read"))
     metrics = page.get("/metrics").get_data(as_text=True)
     assert "singleton_lock_unreadable 1.0" in metrics
     assert f'singleton_lock_holders{{task="{listed[KEY]["task_name"]}"}} 1.0' in metrics
