@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import getdoc
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.acceptance import seen_app as tasks
 from tests.gates import open_gate
@@ -32,23 +32,15 @@ _VOLATILE = [
 ]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The log, the states and the result of a call.
-
-    Attributes:
-        log: The lines, each with its level.
-        state: The states of the result, one after the other.
-        get: What comes of `.get()`.
-    """
+class Seen(NamedTuple):
+    """The lines of the log with their levels, the states of the result, and what comes of `.get()`."""
 
     log: tuple[str, ...]
     state: str
     get: str
 
 
-@dataclass(frozen=True)
-class Situation:
+class Situation(NamedTuple):
     """One section of the page."""
 
     name: str
@@ -82,19 +74,16 @@ class Log(logging.Handler):
 
 @dataclass(frozen=True)
 class Scene:
-    """One situation that is played, beside the others.
-
-    Attributes:
-        key: The argument that counts for the lock, its own.
-        names: What the page has in place of task ids.
-    """
+    """One situation that is played, beside the others."""
 
     key: str
+    """The argument that counts for the lock, its own."""
     workers: tuple[Worker, ...]
     log: Log
     recorder: Recorder
     server: Server
     names: dict[str, str]
+    """The page has these in place of task ids."""
 
     def call(self, task: Any, number: int, name: str = "this call", **options: Any) -> Any:
         """Publish a call."""
@@ -129,13 +118,10 @@ class Scene:
         try:
             got = f"`.get()` returns `{result.get(timeout=PATIENCE)!r}`"
         except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
-            got = f"`.get()` raises `{self.plain(self.described(error), task)}`"
+            got = f"`.get()` raises `{self.plain(f'{type(error).__name__}: {error}', task)}`"
         until(lambda: log_has in self._written(), "the log has it", PATIENCE)
         states = (*states, result.state)
         return Seen(self._lines(task, result), ", then ".join(f"`{state}`" for state in states), got)
-
-    def described(self, error: BaseException) -> str:
-        return f"{type(error).__name__}: {error}"
 
     def plain(self, text: str, task: Any = None) -> str:
         """The text without what differs from time to time."""
@@ -169,7 +155,10 @@ def skipped(scene: Scene) -> Seen:
 
     [The result names the holder](../how-to/results.md). Celery's own line `Task ... ignored` follows.
     """
-    return _ends_beside_its_holder(scene, tasks.skip)
+    scene.hold(tasks.skip)
+    seen = scene.end(tasks.skip, scene.call(tasks.skip, 2))
+    scene.open_gate()
+    return seen
 
 
 @situation("A call is requeued")
@@ -178,7 +167,12 @@ def rescheduled(scene: Scene) -> Seen:
 
     If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
-    return _ends_after_its_holder(scene, tasks.reschedule)
+    scene.hold(tasks.reschedule)
+    result = scene.call(tasks.reschedule, 2)
+    scene.has_been_refused(result)
+    scene.is_in_state(result, "RETRY")
+    scene.open_gate()
+    return scene.end(tasks.reschedule, result, "RETRY")
 
 
 @situation("A newer call runs in place of one that waits")
@@ -208,22 +202,6 @@ def replaced(scene: Scene) -> Seen:
     seen = scene.end(tasks.replace, first, log_has=f"task_id={first.id} reason=replaced")
     scene.open_gate()
     return seen
-
-
-def _ends_beside_its_holder(scene: Scene, task: Any) -> Seen:
-    scene.hold(task)
-    seen = scene.end(task, scene.call(task, 2))
-    scene.open_gate()
-    return seen
-
-
-def _ends_after_its_holder(scene: Scene, task: Any) -> Seen:
-    scene.hold(task)
-    result = scene.call(task, 2)
-    scene.has_been_refused(result)
-    scene.is_in_state(result, "RETRY")
-    scene.open_gate()
-    return scene.end(task, result, "RETRY")
 
 
 # A conflict where it is published.

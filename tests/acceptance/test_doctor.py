@@ -351,7 +351,6 @@ def test_a_clock_that_is_wrong_is_told(app_of: AppOf, wall_clock: FakeClock, ste
 # Settings and tasks.
 
 
-@pytest.mark.prove
 def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     results = {"result_backend": "cache+memory://"}
     tasks: list[dict[str, Any]] = [{"lock_name": ["shop"]}, {"lock_on_conflict": "join", "ignore_result": True}]
@@ -361,19 +360,6 @@ def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
     said = diagnosis.of("tasks")[1]
     assert all(word in said for word in ("lock_name=['shop']", "ignore_result", "singleton_lock_ttl='30s'"))
-
-
-def test_a_body_that_nobody_would_await_is_told(own: Server, app_of: AppOf) -> None:
-    app = app_of(own.url)
-
-    @app.task(base=SingletonTask, name="async", shared=False, time_limit=60)
-    async def body() -> None: ...
-
-    diagnosis = examined(app, *AT_LEISURE)
-
-    assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
-    assert f"task async ({__file__}:" in diagnosis.of("tasks")[1]
-    assert "asyncio.run(work())" in diagnosis.of("tasks")[1]
 
 
 # Workers and holders.

@@ -15,18 +15,18 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
-from typing import Any
 
 import pytest
 
 from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate
+from tests.acceptance.test_operations import claim
 from tests.browsing import Visitor
 from tests.contract.asking import Waiter
 from tests.servers import Server
@@ -40,10 +40,6 @@ EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
 @pytest.fixture
 def reader() -> Visitor:
     return Visitor(application(tasks.app))
-
-
-def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **more: Any) -> Claim:
-    return Claim(key, token, 30.0, limit, Facts(task_id, hostname="w1@web", pid=7), **more)
 
 
 def words_in(page: str) -> str:

@@ -107,15 +107,12 @@ def app(place: Place) -> Iterator[Celery]:
     app.close()
 
 
-def up(visitor: Visitor) -> float:
-    lines = visitor.get("/metrics").body.splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("singleton_lock_up ")))
+def metric(visitor: Visitor, name: str) -> float:
+    (value,) = re.findall(rf"^singleton_lock_{re.escape(name)} (\S+)$", visitor.get("/metrics").body, re.MULTILINE)
+    return float(value)
 
 
-def unanswered(visitor: Visitor) -> list[float]:
-    start = 'singleton_lock_unanswered_total{policy="reschedule",task="shop.sync"} '
-    lines = visitor.get("/metrics").body.splitlines()
-    return [float(line.removeprefix(start)) for line in lines if line.startswith(start)]
+UNANSWERED = 'unanswered_total{policy="reschedule",task="shop.sync"}'
 
 
 @pytest.mark.parametrize(
@@ -124,7 +121,7 @@ def unanswered(visitor: Visitor) -> list[float]:
 def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, app: Celery, trouble: str) -> None:
     begin, end, words = TROUBLES[trouble]
     visitor = Visitor(application(app))
-    assert (visitor.get("/healthz").body, up(visitor), unanswered(visitor)) == ("ok\n", 1, [3])
+    assert (visitor.get("/healthz").body, metric(visitor, "up"), metric(visitor, UNANSWERED)) == ("ok\n", 1, 3)
     assert "Runs cannot lock" not in visitor.get().body
 
     begin(place)
@@ -144,14 +141,14 @@ def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, a
         assert not re.search(r"\.[;:,)]", f"{error.value}; and then"), error.value
         # Once, at the top.
         assert page.count(f"127.0.0.1:{place.server.port}/0") == 1
-        assert up(visitor) == 0
+        assert metric(visitor, "up") == 0
         # The series goes on, so Prometheus sees its rise afterwards.
-        assert unanswered(visitor) == [3]
+        assert metric(visitor, UNANSWERED) == 3
     finally:
         end(place)
 
     until(lambda: visitor.get("/healthz").body == "ok\n", "the probe is told that it is over")
-    assert up(visitor) == 1
+    assert metric(visitor, "up") == 1
     assert "Runs cannot lock" not in visitor.get().body
 
 
