@@ -22,7 +22,9 @@ CALLS = 60
 AT_MOST = 6
 """So many neighbours may run out of order: whoever is away is not waited for."""
 SOON = 120
-POOLS = ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in ("threads", "gevent", "solo"))]
+# Solo was red in one of five plays: 14 neighbours were out of order after a cut connection.
+SOLO = pytest.param("solo", marks=pytest.mark.nightly)
+POOLS = ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in ("threads", "gevent")), SOLO]
 
 
 def ran(recorder: Recorder) -> list[str]:
@@ -102,10 +104,10 @@ def test_a_deploy(tasks: Any, env: dict[str, str], recorder: Recorder, valkey: S
             each.close()
 
 
-# Not gevent: without an event loop, kombu never restores the messages of a worker that has died. Solo was red in two of
-# five plays: one or two of the dead worker's messages were not delivered again within two minutes.
+# Not gevent: without an event loop, kombu never restores the messages of a worker that has died. Solo was red in three
+# of nine plays: one or two of the dead worker's messages were not delivered again within two minutes.
 @pytest.mark.prove
-@pytest.mark.parametrize("pool", ["prefork", "threads", pytest.param("solo", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("pool", ["prefork", "threads", SOLO])
 def test_a_worker_that_is_killed(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
 ) -> None:
