@@ -20,11 +20,14 @@ from celery_singleton_lock import (
     LockHeld,
     LockLost,
     SingletonLockError,
+    StoreError,
     signals,
 )
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.redis.encoding import ACQUIRE
 from tests.forks import fork_in_c, in_a_fork
+from tests.monitor import Monitor
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.waiting import until
@@ -338,6 +341,27 @@ def test_after_a_computation_that_stopped_the_heartbeat_a_check_asks_the_store(s
         hold_the_gil(LONGER)
         with pytest.raises(LockLost):
             lease.check()
+
+
+@pytest.mark.prove
+def test_a_request_that_arrives_after_its_release_leaves_nothing(server: Server) -> None:
+    lock = Lock("overtaken", url=server.url)
+    with Proxy(server.port) as proxy:
+        held_back = Lock("overtaken", url=proxy.url)
+        # The server has to know the script, so that the request is one with its digest.
+        with held_back:
+            pass
+        proxy.hold(ACQUIRE.digest.encode())
+        with pytest.raises(StoreError):
+            held_back.acquire()
+        tried = threading.Event()
+        background.submit(tried.set)
+        assert tried.wait(20), "it was released once"
+        with Monitor(server) as monitor:
+            proxy.let_go()
+            until(lambda: monitor.about(ACQUIRE.digest), "the request has arrived")
+
+        until(lambda: lock.acquire(blocking=False), "the lock is free", timeout=10)
 
 
 def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far_away(server: Server) -> None:
