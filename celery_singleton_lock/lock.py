@@ -80,7 +80,7 @@ class Lock:
         url: The store, see `singleton_lock_url`; by default the store of *app*.
         app: The Celery app whose settings apply; by default the current one.
         ttl: Seconds that a lease lasts without renewal, at least 1; by default 30.
-        limit: The number of holders at once, which counts for grants to this object; by default 1.
+        limit: The number of holders at once; by default 1. Each object grants by its own limit.
         reentrant: A thread (or greenlet, or asyncio task) that holds the lock through this object may acquire it
             again. The lock is free after as many releases. By default False: a thread of an executor serves many
             asyncio tasks, and a re-entrant lock would take them for one.
@@ -150,7 +150,7 @@ class Lock:
             raise
         return False
 
-    # The next two are no `async def`: that would run in a frame of its own, and not be called by the statement's.
+    # The next two are no `async def`: `_statement` needs the frame that calls them, and a coroutine runs later.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """As `__enter__`, without blocking the event loop."""
         return self._enter(_statement())

@@ -148,7 +148,7 @@ class Option(NamedTuple):
 class SingletonOptions(TypedDict, total=False):
     """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
 
-    # This class is the table of the options, too. keys.py checks the options without an `Option`, with the body.
+    # This class is the table of the options, too. `lock_key` and `lock_name` have no `Option`: keys.py checks them.
     lock_mode: Annotated[Mode | None, Option("while_executing", partial(one_of, words=Mode), app_wide=False)]
     lock_key: KeyChoice
     lock_name: str | None

@@ -34,7 +34,7 @@ _NEVER = float("inf")
 # Our clock and the server's may run at slightly different rates; Redlock's allowance.
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
-# The reason that an answer gives a holder to stop, or for the loss of its lease.
+# Why the holder has to stop, or has lost its lease, by the answer to a renewal. None if neither.
 _REASONS: dict[Renewal, LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
@@ -60,7 +60,7 @@ class Renewable:
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
     is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    _told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
+    _told_late_for: float = 0.0  # the deadline whose lateness was logged, so that each is logged once
 
     @property
     def is_kept(self) -> bool:
@@ -184,7 +184,7 @@ class RenewalThread(DaemonThread):
             for holding in self.watched():
                 if self.store.part_of(holding.key) is not self.part:
                     self._call(partial(self._heartbeat.watch, holding))
-                # A greenlet calls `watch` only later, and by that time the lease may be of this part again.
+                # Not before another thread has it: if a greenlet calls `watch`, that happens later.
                 if holding.thread is not self:
                     self.remove(holding)
         now = clock()

@@ -48,7 +48,7 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
-# Seconds in which a process that is killed for its loss tells of it.
+# Seconds that a process has to report the loss of a lease before it is killed for that loss.
 _LAST_WORDS = 1.0
 # Ttls for which the store keeps a turn; a waiter asks at least once in a ttl.
 _TURN_LASTS = 3
@@ -88,11 +88,12 @@ class Holding(Renewable):
         on_lost: Called with this object and the reason when its holder has to stop, and when it is lost, each once; in
             the heartbeat's thread, so it must not take long.
         deadman: Kills this process at the deadline; each renewal moves it.
-        sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
+        sender: The sender of its signals, a task or `Lock`; the counts are those of the task. With None, nothing is
+            sent or counted.
     """
 
-    grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
-    is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
+    grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
+    is_unanswered: bool = False  # it was released before the answer to a request, which may still reach the store
     takes: int = 1  # the releases that it needs
     ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
     _is_reported: bool = False
@@ -111,7 +112,8 @@ class Holding(Renewable):
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
-        # Why it was lost, or was to end before that. It outlasts the state, for a lease is released after its loss.
+        # Why the holder was asked to stop, or else why the lease was lost. The state cannot tell, because a lost lease
+        # is released later.
         self.lost_reason: LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
@@ -119,7 +121,7 @@ class Holding(Renewable):
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
         self._sender = sender
-        # A `Lock` counts without a name: names of locks may be made of ids, without end.
+        # Empty for a `Lock`: names of locks may contain ids, and each name would be one more counter.
         self._task: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self.deadman = deadman
@@ -356,7 +358,7 @@ class Holding(Renewable):
 
 
 class _Nothing(Holding):
-    """The lease of a body that runs without a lock, so that one body serves both."""
+    """The lease of a body that runs without a lock, so that the body can use `self.lock` all the same."""
 
     def check(self) -> None:
         """Return: there is nothing to lose."""

@@ -56,7 +56,7 @@ _ELSEWHERE = (
     "with the same singleton_lock_prefix and store"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# Age and rest of a lease make one ttl without a renewal, and four thirds after the first. This is the middle.
+# Age plus `expires_in` is one ttl before the first renewal, and at least four thirds of it after. This is between.
 _RENEWED = 7 / 6
 
 
@@ -100,7 +100,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
 def _examine(
     app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float, ahead: float = 0.0
 ) -> list[dict[str, Any]]:
-    """All findings, with those that were *found*; without locks, because the store cannot be used."""
+    """All findings, those already *found* among them; *locks* is None if the store cannot be used."""
     surveys = list[LockState]()
     if locks:
         found |= _about_use(locks, timeout)
@@ -157,7 +157,7 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
 
 
 def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
-    """Whether the store's clock agrees with this machine's, of which it is *ahead*, and with each worker's."""
+    """Whether the store's clock, *ahead* of this machine's by so many seconds, agrees with it and each worker's."""
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [

@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
-"""How a call that is sent in any case is marked: despite a cool-down, and with `over` despite another queued call."""
+"""What does not stop a publication: with `anyway` a cool-down, with `over` a cool-down and another queued call."""
 
 
 Newest = Literal["", "queued", "next"]
@@ -60,7 +60,7 @@ class Claim:
     queued_for: float = 0.0  # if refused, the call still counts as queued for so long
     turn_for: float = 0.0  # if refused, the call has a turn for so long
     waits_here: bool = False  # the turn belongs to this process, which listens; otherwise to the message
-    rank: int = 0  # of its turn: when the store first refused the call; 0 if never
+    rank: int = 0  # the place of its turn in the line, as the moment of its first refusal; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
     patience: float = float("inf")  # for how long the request may take, all tries together
 
@@ -122,7 +122,7 @@ class Ending:
     outcome: Outcome
     kept: float  # for so long the broker may deliver the message again
     is_due: bool  # another delivery is likely, even if none has come yet
-    marker: Marker = "unknown"  # in which the store keeps it
+    marker: Marker = "unknown"  # whether the store has kept it
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Slot:
 
 
 class HolderState(StrEnum):
-    """A holder of a key, or a call that goes before it, by the word for what it has in the store."""
+    """What a holder of a key, or a call that goes before others, has in the store."""
 
     HELD = "held"  # a lease
     ASKED_TO_STOP = "asked to stop"  # a lease that its successor, or a person, wants it to give back
@@ -167,7 +167,7 @@ class Holder:
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
             example, gives its result to its caller only.
         call_ended: Its call has ended, although its run may go on. The next call may be published.
-        due_for: Seconds between the moment at which a queued call is due and the end of its mark. 0 if those are
+        due_for: Seconds from the moment at which a queued call is due to the end of its mark. 0 stands for
             `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
         is_unheard: Nobody listened when the turn was called, so others are called in its place.
@@ -248,7 +248,7 @@ class Conflict:
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    is_near: bool = True  # its turn is among the next few, or the first was called and may not come
+    is_near: bool = True  # its turn is among the next few, or the turn at the front was called and may not come
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -267,7 +267,7 @@ class Place:
 
     at: int  # when the store answered, by its clock
     comes: bool  # the message comes now: its turn has come, or is gone
-    is_near: bool  # its turn is among the next few, or the first was called and may not come
+    is_near: bool  # its turn is among the next few, or the turn at the front was called and may not come
     free_in: float  # seconds until a place is free if nobody renews
 
 
@@ -310,7 +310,7 @@ class LockState:
         fence: The greatest fence that was given. None if none is remembered.
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
-        waiters: How many have a turn. Behind the first 200 tickets, some may have left.
+        waiters: How many have a turn. Beyond the first 200 tickets, calls that have left may still count.
         turns: The turns among the first 200 tickets, in their order.
         asked_by: The person who has asked a holder to end, by the holder's token.
         holders: The holders of the lock.

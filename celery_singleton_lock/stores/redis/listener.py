@@ -225,7 +225,7 @@ class Listener(DaemonThread):
                     raise
                 word, channel = wire.asked.popleft()
                 if word != wire.server.subscribe.lower():
-                    # The refused word is an unsubscribe, and the channel would still count as heard.
+                    # A refused unsubscribe. Drop the connection, or the channel would stay subscribed.
                     raise
                 self._refused(wire, channel, error)
                 continue

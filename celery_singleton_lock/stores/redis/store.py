@@ -118,9 +118,10 @@ class Store:
         return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place, or learn who holds them all. A copy is first told of the run of its message.
+        """Take a free place, or learn who holds them all.
 
-        If a claim with `turn_for` is refused, it has a turn, which is called on its `channel`.
+        If another delivery of the message has run, or runs, the answer says so, even if a place is free. If a claim
+        with `turn_for` is refused, it has a turn, which is called on its `channel`.
         """
         part = self.part_of(claim.key)
         bound = min(ACQUIRE_BOUND, claim.patience)
@@ -178,8 +179,8 @@ class Store:
     ) -> Release:
         """Give back the place or the turn of the token; with *place*, only that place.
 
-        In the same step the store keeps *ending* if another delivery is known or likely, or if the lease had been lost,
-        since then nobody knows.
+        In the same step the store keeps *ending* if another delivery is known or likely. It also keeps *ending* if the
+        lease had been lost, because the note that another delivery had come was lost with it.
         """
         arguments = encoding.release_arguments(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
@@ -220,9 +221,10 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        In its way is another queued call, or a call whose cool-down keeps the key. If *limit* is not 0, and at least so
-        many runs hold the key, one of them is. No other call of the key is published for *cooldown* seconds.
-        *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`.
+        Another queued call is in its way, and so is a call whose cool-down keeps the key. If *limit* is not 0, the runs
+        that hold the key are in its way once they are at least so many. No other call of the key is published for
+        *cooldown* seconds. *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields
+        of `Holder`.
 
         The *newest* call, due in *due_in* seconds, takes the place of a queued call that was published before. In a row
         of such calls, the last is due at most *within* seconds after the publication of the first.
@@ -247,7 +249,8 @@ class Store:
     ) -> Conflict | None:
         """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
-        If the *call_ended*, its run stands for no other call from now on, although the run may still hold the key.
+        If the *call_ended*, the next call may be published, and none joins this one, although its run may still hold
+        the key.
 
         If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
         `succeeds`, only a newer call counts, which may be queued, come next, or have begun.
@@ -343,7 +346,7 @@ class Store:
     ) -> tuple[Any, float, int]:
         """The reply to a script about *key*, the moment of that try, and how many tries may have worked.
 
-        The first try goes straight to a single server, unless that is away. All others are those of a `Part`.
+        The first try goes straight to a single server, unless that is away. `Part.persist` makes all other tries.
         """
         part = self.part_of(key)
         sent_at = clock()

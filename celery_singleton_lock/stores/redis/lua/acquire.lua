@@ -6,7 +6,7 @@
 --
 -- KEYS[1]  lock key
 -- @argument token     fresh for each execution.
--- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the end of a grant in parts/lock.lua.
+-- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
 --                     `looks`: the message takes nothing, and only asks whether it has to come.
 -- @argument task_id   empty for a `Lock`.
@@ -194,7 +194,7 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- A caller that gets the free place stands in for the missed turns, and no other turn has to.
+  -- If the caller gets the free place, no other turn has to be called instead of the missed ones.
   if missed > 0 and (looks or free <= #before) then
     call_next(key, line, held, 0)
   end
@@ -267,7 +267,7 @@ if free > #before then
     else
       redis.call('HDEL', key, 'next')
     end
-    -- The holder that was asked to stop may have another place, so it need not stop any more.
+    -- The caller may have got another place than the one it wanted freed. Then the holder of that one need not stop.
     let_holders_stay(key, places)
   end
   if is_queued then
@@ -295,7 +295,7 @@ if queued_until and is_queued and queued.deadline < queued_until then
 end
 
 -- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. A `rerun` call does so only if
--- it has come again: a first request just waits for the run. And only while no successor is coming: otherwise `next`
+-- it has come again and no successor is coming. A first request just waits for the run. While a successor is coming, `next`
 -- tells which call is the newest. A `rerun` does not displace the successor of another task: there is one `next`, and
 -- the call asks again. A holder is asked to stop only once its successor was requeued: before, that message may be lost.
 local next_one

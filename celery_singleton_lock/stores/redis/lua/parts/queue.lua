@@ -6,8 +6,8 @@
 --                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
 --                    follow. Then '\31' and the task id.
 --   `w<who>`         the ticket of a token, or of `@` and a task id.
--- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn is among
--- the next few, or that it is known now when a place will be free; its listener looks, or asks.
+-- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn has become
+-- one of the next few, or that the store has learned when a place will be free. The listener then asks when that will be.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
 -- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. A
 -- call that was published earlier, but refused within the same two seconds, takes the rank of the call it goes before. The
@@ -88,7 +88,8 @@ function set_state(key, ticket, turn, state, since)
   redis.call('HSET', key, 'q' .. ticket, turn.value)
 end
 
--- A turn that somebody listened for is missed from now on. One that was called, or on its way, has had its time.
+-- A WAITING turn is unheard from now on, so a newcomer yields to it for `ON_ITS_WAY`. A turn that was called, or on its way,
+-- keeps its `since`: it has had its time.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
@@ -186,9 +187,9 @@ function begin_line_at(key, line, front, unheard)
   end
 end
 
--- Call the turns for which a place is free while `held` are taken, and at least `least`, which then learn when a place will
--- be free. Returns whether somebody has to go on: a release does. After another script, the next turn finds the place when
--- it looks.
+-- Call the turns for which a place is free while `held` are taken. If those are fewer than `least`, tell the next turns that
+-- they are near, so that they learn when a place will be free. Returns whether more turns have to be called. Only a release
+-- then calls on; after another script, the next turn finds the place when it looks.
 function call_next(key, line, held, least)
   local called = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
