@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and notes afterwards
-that it was sent. So the next leader knows where it stopped. It sends a slot that came due in between once, late. A slot
-that was claimed, and not noted as sent, it sends with the same task id.
+The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and afterwards notes the
+slot as sent. So the next leader knows where the last one stopped. A slot that came due in between is sent once, late. A
+slot that was claimed, but not noted as sent, is sent with the same task id.
 """
 
 import logging
@@ -35,7 +35,7 @@ _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
 # Seconds between two lines about a silent store, and between two notes of a leader.
 _SILENCE = 60.0
-# django-celery-beat reads entries that are due soon, and forgets others, within five minutes.
+# django-celery-beat keeps only entries that are due soon, and may take five minutes to read or forget one.
 _SETTLED_AFTER = 330.0
 # Begins the name of the slot in which a leader notes itself; other slots have the names of entries.
 _LEADER = "\x1f"
@@ -51,10 +51,10 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Holding | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
-    # The slot that is sent now, and its messages so far.
+    # The slot that is being sent; how many messages it has had so far, and how many of them failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # The standby's own: the fence of its leader, and the entries that only one of both schedules had.
+    # Of a standby: the leader's fence, and the entries that only one of the two schedules had when last compared.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()
@@ -81,21 +81,21 @@ class SingletonSchedulerMixin(Scheduler):
         return min(pause, beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's: at the take-over, after a change of the schedule, and once a minute."""
-        # Read once: each look at a schedule in a database may query that.
+        """As Celery's. Called at the take-over, after a change of the schedule, and once a minute."""
+        # Read once: each access to a schedule in a database may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # The note of the last slot may have failed, or the store has forgotten an entry that was gone for a while.
+            # Take the later: the last note may have failed, or the store forgot an entry that was gone for a while.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent
             own = _microseconds(entry.last_run_at)
-            # A scheduler that has seen no run may take its own start for the last one.
+            # Before its first run, a scheduler may give its own start as `last_run_at`: that is no run.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             if last > now and hasattr(entry.schedule, "run_every"):
-                # The clock of another host was ahead, or ours was set back. All slots until then would count as sent.
+                # The clock of another host was ahead, or ours was set back: slots until `last` would count as sent.
                 last = now
                 self._known[name] = Slot(name, now, self._fence, sent=now)
                 self._note(self._known[name])
@@ -103,7 +103,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
-        """As Celery's, except that an entry whose slot cannot be claimed is not due yet. It must not count as run."""
+        """As Celery's, but an entry is not due while its slot cannot be claimed: Celery would count it as run."""
         state = super().is_due(entry)
         self._slot = None
         later = schedstate(is_due=False, next=_LONGEST_PAUSE)
@@ -147,7 +147,7 @@ class SingletonSchedulerMixin(Scheduler):
             log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, which only logs a failure, so count it. A scheduler may send several messages for one slot."""
+        """As Celery's, but count failures, which Celery only logs. A scheduler may send several messages for a slot."""
         if self._slot is not None:
             entry = self._with_headers(entry, self._slot)
         try:
@@ -181,7 +181,7 @@ class SingletonSchedulerMixin(Scheduler):
             self._note(slots[name])
         for name in known.keys() - slots.keys():
             store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
-        # The last note, because a standby compares the schedules once it sees this one.
+        # Note the leader last: a standby compares the schedules as soon as it sees this note.
         self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
         self._notes_again_at = clock() + _SILENCE
         return slots
@@ -228,7 +228,7 @@ class SingletonSchedulerMixin(Scheduler):
         if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
             # The leader has not noted its schedule yet.
             return
-        # A schedule in a database is one schedule, which two beats may read at different moments.
+        # Beats may read one database at different moments, so only a difference that lasts counts.
         is_shared = type(self).schedule not in (Scheduler.schedule, PersistentScheduler.schedule)
         differing = frozenset(theirs ^ ours)
         lasting = differing & self._differing if is_shared else differing
@@ -276,7 +276,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads the schedule of this app now; and the slot of the last leader, `sent` when it was seen."""
+    """Whether a beat leads the schedule of this app now; and the last leader's slot: `sent` says when it was seen."""
     key = beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
@@ -288,7 +288,7 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
 
 
 def due_of(entry: Any) -> datetime:
-    """When an entry that is due was due."""
+    """The moment at which a due entry came due."""
     schedule = _clone(entry.schedule)
     last = maybe_make_aware(entry.last_run_at).astimezone(UTC)
     if hasattr(schedule, "remaining_delta"):

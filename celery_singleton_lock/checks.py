@@ -1,6 +1,6 @@
 """The faults that a task is refused for when it is made, and that end a worker or a beat before its first task.
 
-A fault can never work. A store that is away may come back, so that is only logged.
+No fault goes away by waiting. A store that does not answer may come back, so its silence is only logged.
 """
 
 import inspect
@@ -55,7 +55,7 @@ BOUND = 1.0
 Check = Callable[[], object]
 """It raises a `ConfigurationError` with a line for each fault."""
 
-# The commands of operators work although a task cannot: `doctor` shows the fault.
+# `singleton` is here because its commands work although a task cannot: `doctor` shows the fault.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -101,7 +101,7 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """This process tells the faults of all tasks later, and then ends.
+    """Whether this process reports the faults of all tasks later, together.
 
     An error now would be a traceback of the first fault alone: Celery makes tasks before there is a log.
     """
@@ -175,7 +175,7 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 
 
 def lockable(app: Celery) -> list[Any]:
-    """The tasks of *app* that this library locks, by name: the same faults should give the same lines."""
+    """The tasks of *app* that this library locks, sorted by name, so that the same faults give the same lines."""
     ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
     return sorted(ours, key=lambda task: task.name)
 
@@ -198,7 +198,7 @@ def without_effect(task: Any) -> list[str]:
     waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
     keeps_marks = options.unique_in_queue or options.newest_wins or options.on_conflict == "join"
     skips = options.on_conflict in ("skip", "rerun", "replace") or options.on_store_error == "skip"
-    # In a queue mode, a call that is not sent may have this result.
+    # In a queue mode, a call that is not sent may end with `lock_skip_result`.
     skips = skips or (options.unique_in_queue and options.on_conflict != "raise")
     beside = {
         "wait_timeout": "" if waits else f"{policy}, with which no call waits for the lock",
@@ -287,7 +287,7 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Ch
 
 
 def _kind_of(pool: type) -> str | None:
-    """The module of the Celery pool whose way to hand tasks over *pool* has; None if *pool* has a way of its own."""
+    """The module of the Celery pool whose `apply_async` and `on_apply` *pool* inherits; None if *pool* has its own."""
     # Compare names, because importing Celery's pools would load gevent and eventlet into every worker.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
@@ -336,7 +336,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except ConfigurationError:
-        # Also of a store that refuses us: that error is a `StoreError` too, and does not pass by waiting.
+        # `StoreRefused` comes here as well, although it is a `StoreError`: waiting does not end a refusal.
         raise
     except StoreError as error:
         text = (

@@ -1,4 +1,4 @@
-"""`celery singleton` for every command of celery, which loads a name only; and the runtime of a worker or a beat."""
+"""What every command of celery loads: the name of `celery singleton`, and a hook for the runtime of worker or beat."""
 
 from importlib import import_module
 from typing import Any

@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# A renewed lease has at least two thirds of its ttl left, and half of that is as long as a renewal may take to come.
+# Half of what is left of a lease: at least two thirds of its ttl are left, and a renewal comes within one third.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
@@ -35,8 +35,8 @@ class Plan:
     """The holders, marks and turns of one lock that a break ends, or has ended.
 
     Attributes:
-        name: The one call or `Lock` that is meant. Without a name all of them are, except the turns of living owners.
-        dropped: `queued`, `next`, `cooldown` and `turns`.
+        name: The one call or `Lock` that is meant. Without a name, all are meant, except turns of living owners.
+        dropped: Some of `queued`, `next`, `cooldown` and `turns`.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Plan:
         meant = [row.about for row in rows if name in (None, row.about.task_id, row.worker)]
         holders = [holder for holder in meant if holder.has_lease]
         states = {row.state for row in rows if name in (None, row.about.task_id)}
-        # The release of a holder passes over dead turns, so they need no break.
+        # While somebody holds the lock, dead turns need no break: the release passes over them.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns)
@@ -79,7 +79,7 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask these holders to stop, or free their places, and no later holder's; drop marks and turns.
+    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Later holders stay.
 
     Returns:
         The holders that were still there, and the marks and turns that are gone.
@@ -94,7 +94,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:
-            # If the call lives, its next request gives it the same place, by its rank.
+            # A living call keeps its rank, so its next request gets the same place back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -102,13 +102,13 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Let the store call the waiting turns, and drop those that nobody hears. Whether there were any."""
+    """Let the store call the waiting turns, and drop those that nobody hears; return whether there were any."""
     has_dropped = False
     while True:
         locks.inventory.break_lock(key, (), by)
         dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
         for turn in dead:
-            # If its message still comes, that gets the same place, by its rank.
+            # A message that still comes carries its rank, so the call gets the same place back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         if not dead:
             return has_dropped
@@ -116,7 +116,7 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Wait until the holders are gone, for some seconds at most; return those that are left, and how long it took.
+    """Wait until the holders are gone, at most *seconds*; return those that are left, and how long it took.
 
     By default, the wait is as long as holders need to hear of the break and to end, if their bodies let them.
     """
@@ -150,7 +150,7 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
-        # The task id keeps a lease, or the mark of a later call, from being dropped.
+        # Pass the task id: otherwise a lease, or the mark of a later call, would be dropped.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 
@@ -169,10 +169,10 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if one call is meant. A call in no lock comes with an empty state under its task id.
+    """The lock, and the task id if one call is meant. A call in no lock has an empty state, whose key is the task id.
 
     Raises:
-        click.UsageError: Nothing has that name, or several things begin so.
+        click.UsageError: Nothing has that name, or several names begin with it.
     """
     what = what.strip().removesuffix("…")
     if not what:
@@ -199,7 +199,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key or digest begins with *start*, by their keys; and such calls, by their task ids."""
+    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by task id."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -207,9 +207,9 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # A call may be in several locks. Rows of holders come first.
+            # Keep the first row of a call that is in several locks: holders come first.
             found.setdefault(task_id, (row.lock, task_id))
-    # A full name may begin another one, and then means itself.
+    # A full name means itself, even if another name begins with it.
     return {start: found[start]} if start in found else found
 
 

@@ -129,9 +129,9 @@ keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a 
 def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | None, is_json: bool) -> None:
     """Show one lock in full, or what happened to a call.
 
-    WHAT is a lock key; or the name of a task, with those arguments of a call that
-    make its key; or the task id of a call. The beginning of a key, of the digest in
-    it, or of a task id is enough. Exits with 1 if nothing is known.
+    WHAT is a lock key; the name of a task, with the arguments that make the key of
+    a call; or the task id of a call. The beginning of a key, of its digest, or of a
+    task id is enough. Exits with 1 if nothing is known.
     """
     locks = locks_of(obj)
     lock, task_id = breaking.named(locks, what, args, kwargs)
@@ -208,8 +208,8 @@ def break_lock(
 def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     """Show what happened: skipped and refused calls, lost leases, dead holders, a silent store.
 
-    The newest comes first, some seconds after it has happened. The setting
-    singleton_lock_history says how many events are kept.
+    The newest event comes first. An event is listed some seconds after it happened.
+    The setting singleton_lock_history says how many events are kept.
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """

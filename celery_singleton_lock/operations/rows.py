@@ -35,7 +35,7 @@ _CUT = {"lock", "label", "worker", "queue"}
 _RARE = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
-# Seconds by which the times of a mark may differ, because they were rounded.
+# A call that is due within so many seconds counts as due, because the times of a mark are rounded.
 _DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
@@ -50,13 +50,13 @@ class Row:
 
     lock: LockState
     about: Holder
-    has_place: bool = False  # of a holder, or of the cool-down that a run has left; a mark and a turn have none
-    queued_for: float | None = None  # seconds for which a queued call is due, if this app knows its task
+    has_place: bool = False  # True for a holder and for the cool-down that a run has left, not for a mark or a turn
+    queued_for: float | None = None  # seconds since a queued call came due; None if this app does not know its task
     due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
     @property
     def state(self) -> str:
-        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`; of a holder, `asked_by` tells the rest."""
+        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`; a holder asked to stop is `held`."""
         return str(HolderState.HELD if self.about.has_lease else self.about.state)
 
     @property
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def place(self) -> int | None:
-        """The place of its turn in the line, from 1."""
+        """The place of the row's turn in the line, from 1; None without a turn."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
     @property
@@ -114,7 +114,7 @@ class Row:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts that JSON has, in the words of the docs; most are known of a place only."""
+        """The facts for JSON, by their names in the docs; most are None for a row without a place."""
         known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         at = self.about.acquired_at.isoformat() if self.has_place else None
         return {**known, "acquired_at": at, "expires_in": _rounded(self.left)}
@@ -135,7 +135,7 @@ class Row:
 
 
 class Locks:
-    """The locks of an app, straight from their store: the one that the app uses, or another one."""
+    """The locks of an app, read from *store*, or else from the store that the app uses."""
 
     def __init__(self, app: Celery, store: Store | None = None) -> None:
         self.app = app
@@ -147,7 +147,7 @@ class Locks:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
 
     def checked_key(self, text: str) -> str:
-        """*text*, unless it is no lock key of this app, which is a `ConfigurationError`."""
+        """*text*, if it is a lock key of this app; otherwise raises `ConfigurationError`."""
         if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
@@ -192,7 +192,7 @@ class Locks:
             yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all: first the holders, then the others, of each the oldest first."""
+        """The rows of these locks, or of all: holders before the others, and the oldest first in both groups."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
@@ -200,13 +200,13 @@ class Locks:
 
 
 def matches(key: str, pattern: str | None) -> bool:
-    """The lock name in *key* matches the glob, if there is one."""
+    """Whether the lock name in *key* matches the glob; without a glob, any name does."""
     return pattern is None or fnmatchcase(lock_name_of(key), pattern)
 
 
 def _event_in(text: str) -> dict[str, Any] | None:
     """An event of the history; None for other texts, such as the number of the last event."""
-    # Another program may have written this text, or a later version with more in it.
+    # Another program, or a later version of this library, may have written this text.
     with suppress(ValueError, TypeError, KeyError, OverflowError):
         entry = json.loads(text)
         at = datetime.fromtimestamp(entry["at"] / 1_000_000, UTC).isoformat(timespec="milliseconds")
@@ -216,17 +216,17 @@ def _event_in(text: str) -> dict[str, Any] | None:
 
 
 def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
-    """The row; of a queued call with its task, and with the seconds since or until it is due."""
+    """The row; that of a queued call gets the call's task, and the seconds since or until the call is due."""
     mark = row.about
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
     task, *others = tasks[row.name]
-    # A mark names no task, so several tasks with this lock name leave it unknown.
+    # A mark names no task: if several tasks share this lock name, the call's task stays unknown.
     if not others:
         row = replace(row, about=replace(mark, task_name=task.name))
     # A task whose options cannot work must not hide the other locks of the app.
     with suppress(ConfigurationError):
-        # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
+        # A mark ends `due_for` seconds after its call is due; without `due_for`, `lock_queue_ttl` seconds after.
         due_in = mark.expires_in - (mark.due_for or task.lock_options.queue_ttl)
         row = replace(row, queued_for=max(0.0, -due_in), due_in=due_in if due_in > _DUE_NOW else None)
     return row
@@ -236,7 +236,7 @@ def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     """The tasks of an app by the name of their lock, which several may share."""
     found = defaultdict[str, list[Any]](list)
     for task in lockable(app):
-        # A name that is no text is a fault, which the checks of the task tell.
+        # Convert a name that is not a `str`: the task's checks report that fault, and no command may fail here.
         found[str(lock_name_of_task(task))].append(task)
     return found
 
@@ -256,7 +256,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
-    """The holders, marks and turns of a lock; without turns, the first turn alone if there is nothing else."""
+    """The rows of a lock; without *with_turns*, turns are left out, except the first of a lock with no other row."""
     if survey.problem is not None:
         return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
     found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
@@ -265,13 +265,13 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """A call with its result, in the words of the docs; its rows; and why its result cannot be read, if so."""
+    """A call and its result, by their names in the docs; the call's rows; and why the result is unreadable, or None."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = dict.fromkeys(_OF_CALL)
     call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
     try:
         kept = locks.app.backend.get_task_meta(task_id)
-    except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises, also a disabled one)
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]
     result = kept.get("result")
@@ -288,7 +288,7 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
 
 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A call for people, with what it does now if it has not ended."""
+    """A call as text, with what it does now if it has not ended."""
     found = next((row for row in rows if row.state in _NOW), None)
     now = found and _NOW[found.state] + (f", in place {found.place}" if found.place else "")
     is_requeued = call["state"] == states.RETRY
@@ -330,7 +330,7 @@ def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
 def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) -> str:
     """A head, and a line for each row.
 
-    Unless it is wide, it fits 100 columns: it shows the beginnings of task ids and digests, and cuts long names.
+    Unless *is_wide*, the table fits 100 columns: task ids and digests are shown by their beginnings, long names cut.
     """
     columns = {head: [row[head] for row in rows] for head in rows[0]}
     kept = {head: texts for head, texts in columns.items() if head not in _RARE or any(texts)}
@@ -360,7 +360,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few names, and the number of the rest; *of* is the number of all, if not all are given."""
+    """The first few names, and the number of the rest; *of* is the total, if *names* has not all."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -41,7 +41,7 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
 
     def ask(question: str) -> None:
         try:
-            # The public methods are of Celery's own questions.
+            # `inspect` has public methods for Celery's own requests only, and `singleton_store` is ours.
             answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
@@ -78,11 +78,11 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
 
 
 def _queues_in(said: Any) -> set[str] | None:
-    """The names by which a route may mean a queue of the worker; None if it has not told them."""
+    """The names that a route may use for the worker's queues; None if the worker has not sent them."""
     if not isinstance(said, list):
         return None
     names = {each.get(word) for each in said for word in ("name", "alias")}
-    # Each worker has a queue of its own for what is broadcast.
+    # A route names a broadcast by its exchange, because each worker has a queue of its own for it.
     names |= {each["exchange"]["name"] for each in said if each["exchange"]["type"] == "fanout"}
     return {str(name) for name in names if name}
 
@@ -121,7 +121,7 @@ def queues_of(workers: Mapping[str, Worker]) -> set[str] | None:
 
 
 def _not_taken(app: Celery, rows: Iterable[Row], taken: set[str] | None) -> list[str]:
-    """The queues that no worker takes, of those to which tasks are routed or calls were published."""
+    """A fault for each queue to which tasks are routed or calls were published, and which no worker takes."""
     if taken is None:
         return []
     found = defaultdict[str, set[str]](set)

@@ -51,7 +51,7 @@ except ImportError as error:
     raise extra_is_missing("celery_singleton_lock.testing", error) from error
 
 HELD_BY_TEST = "held-by-test"
-"""The task id of the holder that `hold` stands for."""
+"""The task id of the holder that `hold` makes."""
 
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
@@ -69,8 +69,7 @@ _numbers = count(1)
 class StoreInMemory(MemoryStore):
     """Locks in the memory of the process that made the store.
 
-    Its clock is not the wall clock: it runs on while time-machine or freezegun hold the time, and only `advance`
-    moves it.
+    Its clock is not the wall clock: time-machine and freezegun do not affect it. To move it ahead, call `advance`.
     """
 
     def advance(self, seconds: Duration) -> None:
@@ -105,8 +104,8 @@ class StoreInMemory(MemoryStore):
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """Have the app, and every `Lock` whatever its `url`, use a new store in memory inside the block.
 
-    All threads of this process use it, and so does a worker of Celery's `celery_worker`. Other processes do not: in
-    one that is forked inside the block each lock raises an error, and one that was started uses the app's own store.
+    All threads of this process use it, and so does a worker of Celery's `celery_worker`. Other processes do not: each
+    lock raises an error in a process that is forked inside the block, and any other process uses the app's own store.
 
     Raises:
         ConfigurationError: *app* is not a Celery app.
@@ -131,7 +130,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
-    # Below the entry of `disabled()`, because the last entry counts.
+    # Inside `disabled()`, insert below its entry, because the last entry counts.
     at = len(stores_of_locks) if Lockable.locks else 0
     stores_of_locks.insert(at, find)
     try:
@@ -155,9 +154,9 @@ class _Target(NamedTuple):
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
     """Have another holder hold the lock inside the block, like a run in another worker.
 
-    The lease is a real one, in the store that the app uses, and is renewed. It takes one place: with a greater
-    `lock_limit`, nest as many. With the mode `until_executing`, which is about calls, another call is queued
-    inside. An eager call of this thread would wait for ever, so it ends with `LockHeld` instead.
+    The lease is a real one, in the store that the app uses, and is renewed. It takes one place: to fill a
+    greater `lock_limit`, nest as many blocks. In the mode `until_executing`, which has no leases, another call
+    is queued instead. An eager call of this thread would wait for ever, so it ends with `LockHeld` instead.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
@@ -207,7 +206,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
             # It ends silently, as a killed process would.
             renewal.go_to(State.LOST)
         store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
-    # Released, because their processes would renew them.
+    # Release the leases of other processes, which would renew a lease that is only shortened.
     for token in tokens - renewals.keys():
         store.release(Claim(key, token, _TTL), None)
     give_up_at = clock() + RELEASE_BOUND
@@ -278,7 +277,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
     store, key = target.store, target.key
-    # The store takes a second mark with one task id for the first, which was asked for again.
+    # Look first: the store takes a second mark with the same task id for a repetition of the first.
     found = next(_marks_of_test(target), None) or store.mark_queued(
         key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0
     )
@@ -321,7 +320,7 @@ def disabled() -> Iterator[None]:
     """Lock nothing inside the block, in any thread of this process: bodies run, calls are published, `Lock` grants.
 
     The `self.lock` of a body is not held, and its fence is 0. No store is used. A process that is forked inside the
-    block never locks anything; one that was started on its own locks as ever.
+    block never locks anything; any other process locks as usual.
     """
     store = _Unlimited()
     before = Lockable.locks

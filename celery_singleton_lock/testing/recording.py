@@ -118,7 +118,7 @@ class Recorded:
         self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A body that ends after the loss of its lease releases nothing that counts.
+        # A body whose lease was lost has nothing to release; one that was asked to stop still has its lease.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease)))
 
@@ -131,7 +131,7 @@ class Recorded:
 def recorded() -> AbstractContextManager[Recorded]:
     """Record what all locks of this process do inside the block: those of any app, in any thread.
 
-    The pool processes of a worker send their signals there, so a test with prefork looks at results instead.
+    Signals in the pool processes of a worker are not recorded, so a test with prefork looks at results instead.
     """
     return Recorded().listening()
 

@@ -73,7 +73,7 @@ class Metrics(Collector):
                 yield GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
         if counts is None:
             return
-        # Only the task, the last part of the name, may have colons. A later version may have other names.
+        # Only the task, the last part of a field, may have colons. A later version may have fields of another form.
         named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
         numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
         # Begin each counter of each task at 0, so that the first event is a rise.
@@ -92,7 +92,7 @@ def _present(observer: Observer, names: Sequence[str]) -> Iterator[Metric]:
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
-        # A mark names no task, and a `Lock` has none.
+        # A mark names no task, so its lock name decides; a `Lock` has no task, and counts under an empty name.
         return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
 
     totals = totals_of(rows, owner)

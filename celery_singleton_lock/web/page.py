@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 # Seconds for which a request waits, whatever the store does.
 _PATIENCE = 1.75
-# The part of that time after which a look counts as slow.
+# A look that takes more than this part of `_PATIENCE` counts as slow.
 _LONG = 0.25
-# Seconds for a trial. Within the patience, so that a request learns the error of the trial.
+# Seconds for a trial: less than `_PATIENCE`, or a request would give up before it learns the trial's error.
 _TRIAL = 1.25
 _TRIED_EVERY = 3.0
 # Seconds until the next look after one that has failed.
 _AGAIN = 1.0
-# An answer serves for so many times the duration of its look, so requests take at most a twentieth of the store's time.
+# An answer serves for so many times as long as its look took: looks take at most a twentieth of the store's time.
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
 _HOUR = timedelta(hours=1)
-# Seconds from which the wait of a call is a fault, as in docs/alerts.yml.
+# A call that waits for more seconds than this is a fault, as in docs/alerts.yml.
 _LONG_WAIT = 900.0
 
 
@@ -78,7 +78,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer. During a slow look after a slow one, the former answer serves.
+        """The answer. If it does not come in time and the look before was slow too, the answer of that look.
 
         Raises:
             StoreError: There is no answer in the time that a request may wait.
@@ -112,7 +112,7 @@ class Snapshot(NamedTuple):
 
     rows: list[Row]
     at: datetime
-    seconds: float  # that the look took
+    seconds: float  # how long the look took
 
 
 class Counts(NamedTuple):
@@ -164,7 +164,7 @@ class Observer:
 
 
 def is_meant(name: str, pattern: str) -> bool:
-    """The glob matches the lock name, or the text is a part of it."""
+    """Whether the glob *pattern* matches the lock name; without wildcards, *pattern* may be any part of the name."""
     return fnmatchcase(name, pattern if set("*?[") & set(pattern) else f"*{pattern}*")
 
 
@@ -207,7 +207,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 
 
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
-    """The facts for a template of the page, which has to escape them; with a `problem` if no locks can be shown."""
+    """The facts for a template, which must escape them for HTML; with a `problem` if no locks can be shown."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _shown(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history, observer.counts):
@@ -302,7 +302,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _escaped(facts: Mapping[str, str | None]) -> dict[str, Any]:
-    """The facts for a template. Control characters are escaped, and halves of characters, which UTF-8 cannot have."""
+    """The facts for a template. Control characters and lone surrogates, which UTF-8 cannot encode, are escaped."""
     return {name.replace(" ", "_"): shown(value or "") for name, value in facts.items()}
 
 
@@ -311,7 +311,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _bar_of(row: Row) -> dict[str, str] | None:
-    """The rest of a lease as a bar. As texts, because a template may write numbers in the way of a country."""
+    """What is left of a lease, as a bar. The numbers are texts, because a template may localise a number."""
     ttl = row.about.ttl
     if not (row.about.has_lease and ttl):
         return None

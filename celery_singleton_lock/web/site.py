@@ -39,7 +39,7 @@ class Site(Flask):
 
     Arguments:
         password: The password that visitors need, with any user name.
-        hosts: The only host names under which the page answers. A foreign page can give its own name our address.
+        hosts: The only host names under which the page answers; otherwise a foreign page can read it by DNS rebinding.
     """
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
@@ -88,8 +88,8 @@ class Site(Flask):
         return "ok\n", _TEXT
 
     def server(self, host: str, port: int) -> BaseWSGIServer:
-        """A server of the page, which listens already, or an `OSError` if it cannot."""
-        # Werkzeug's own socket would print the error, and end the process.
+        """A server of the page that listens already; raises `OSError` if it cannot listen."""
+        # If Werkzeug opened the socket, it would print the error and end the process.
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family) as listener:
             return make_server(host, port, self, threaded=True, request_handler=_Client, fd=listener.fileno())

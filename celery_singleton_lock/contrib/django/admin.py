@@ -23,7 +23,7 @@ from celery_singleton_lock.web.page import Observer, page_context
 
 _PAGE = "celery_singleton_lock_lock_changelist"
 _BREAK = "celery_singleton_lock_lock_break"
-# Made as the project is loaded, because each thread has a current app of its own in Celery.
+# Choose the app while the project is loaded: a thread of a request may have another current app in Celery.
 _observer = Observer(app_or_default())
 
 

@@ -32,7 +32,7 @@ class LocksConfig(AppConfig):
 
 
 def why_no_app(app: Celery) -> str | None:
-    """The fault of a process without the app of the project, where Celery makes one; None if *app* is the project's."""
+    """The fault that *app* is only the default app that Celery makes; None if *app* is the project's."""
     if app is not _state.default_app or app.main != "default":
         return None
     return (
@@ -43,7 +43,7 @@ def why_no_app(app: Celery) -> str | None:
 
 def check_locks(**_: Any) -> list[checks.CheckMessage]:
     """Check settings, tasks and the URL of the store, without a request to the store."""
-    # Celery runs Django's checks as it imports tasks, also for its own commands, which check locks at their start.
+    # Celery runs Django's checks as it imports tasks: ours would recurse, and its commands check locks at their start.
     if _imports.get() or click.get_current_context(silent=True) is not None:
         return []
     app = app_or_default()
