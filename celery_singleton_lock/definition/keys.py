@@ -74,7 +74,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key for a checked name and a *subject*, in which the calls that share the name differ."""
+    """The lock key for a checked name and a *subject*, which tells the calls under that name apart."""
     return _key(prefix, name, _written(subject))
 
 
@@ -247,7 +247,7 @@ class KeyMaker:
         """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
         if not (self._has_bare_fields and _are_plain(arguments.values())):
-            # The formatter refuses sets. Its Python code takes several times as long for the same text.
+            # Only our formatter refuses sets, but it takes several times as long, so plain arguments go without.
             fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
         text: str = _made_by_user(template, fill)
         return text
@@ -378,7 +378,7 @@ def _fields_in(text: str) -> Iterator[str]:
 
 
 def lock_name_of_task(task: Any) -> Any:
-    """The first part of its keys, before it is checked."""
+    """The lock name of a task, before it is checked."""
     name = option_of(task, "name")
     return task.name if name is None else name
 

@@ -1,4 +1,4 @@
-"""The settings of an app: the store of its locks, and names that are no setting or option, with what was meant."""
+"""The settings of an app: the store of its locks, and what was meant by names that are no setting or option."""
 
 import re
 import sys
@@ -34,10 +34,10 @@ _LONGEST_HISTORY = 10_000
 # The store of each app, with the URL that was assigned when it was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
-"""The blocks of `testing` add to it: the last entry says which store each `Lock` of an app has, whatever its `url`."""
+"""Context managers of `testing` add to this list. The last entry gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options of other libraries that look more like another option here than like their counterpart.
+# Options of other libraries for which the most similar name here is the wrong one.
 _MEANT = {
     **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
     "lock_blocking_timeout": "lock_wait_timeout",
@@ -135,7 +135,7 @@ def _opened(app: Celery) -> Store:
     history: Any = setting(app, "singleton_lock_history", Store.history)
     history = count("singleton_lock_history", history, least=0, most=_LONGEST_HISTORY)
     if "username" in own or "password" in own:
-        # The provider belongs to the user and password that these replace.
+        # A provider of Celery's settings would override this username and password.
         options.pop("credential_provider", None)
     store = store_from_url(url, {**_in_redis_py(options), **own}, replicas)
     store.history = history
@@ -143,7 +143,7 @@ def _opened(app: Celery) -> Store:
 
 
 def has_password(url: Any) -> bool:
-    """There is a password in *url*, which Celery shows as it is: it masks settings by their names."""
+    """There is a password in *url*. Celery would show it, because Celery masks settings by their names."""
     return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
@@ -185,7 +185,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
 
 
 def _as_text(url: Any) -> str:
-    """Celery takes a list of URLs, or several joined by semicolons, to fail over between brokers."""
+    """All URLs in one text. Celery takes a list, or several joined by semicolons, to fail over between brokers."""
     parts = url if isinstance(url, list | tuple) else [url]
     return ";".join(part for part in parts if isinstance(part, str))
 
@@ -203,7 +203,7 @@ def _in_redis_py(value: Any) -> Any:
 def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """The names in a class of tasks that look like an option and are none, or belong to another library.
 
-    A method or a property is the user's own, unless it has done the work of another library. A name that a later class
+    A method or a property is the user's own, unless another library has a method of its name. A name that a later class
     of the MRO has as well is the user's own, too. An option without its prefix, such as `ttl`, counts only as an
     argument of the decorator and in `task_annotations`.
     """
@@ -225,7 +225,7 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
 
 
 def check_name(task: Any, name: str) -> None:
-    """Refuse an option that does not exist, as it is set on the object."""
+    """Refuse an option that does not exist when it is set on a task object."""
     if not hasattr(type(task), name) and (fault := _fault_in_name(name)):
         raise ConfigurationError(f"task {task.name}: {fault}")
 
@@ -251,7 +251,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
     for written in map(str, app.conf):
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, as_celery_reads(app, name))
-        # The source may serve others as well, such as Django's settings.
+        # A name that Celery does not read may be another program's, for example in Django's settings.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")

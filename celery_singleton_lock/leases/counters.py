@@ -39,11 +39,11 @@ BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the buckets of a histogram, in seconds; one more bucket has the longer times."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "unlocked", "unanswered", "late", "held"]
-"""The events that are counted; the value of `acquired` is the seconds of the wait, of `held` those of the lease."""
+"""The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
-    """The key of the counts, or of the history, of all locks with the prefix of *key*. No lock key lacks the braces.
+    """The key of the counts, or the history, of all locks with the prefix of *key*; without braces, unlike a lock key.
 
     The counts are a hash with a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
     """
@@ -72,7 +72,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event of a lease that the heartbeat watches; for any other, `count` looks for a fork first.
+        """Count an event of a lease that the heartbeat watches. Use `count` for any other: it looks for a fork first.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """

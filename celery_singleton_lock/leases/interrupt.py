@@ -57,7 +57,7 @@ _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# Tries before the error is raised beside an event loop that is silent, or whose tasks of the body are ending.
+# Tries that raise no error while an event loop is silent, or while tasks of the body that it has cancelled end.
 _CAREFUL_TRIES = 5
 # Seconds after which the log says that a body goes on; long enough for a body that cleans up.
 _TOLD_AFTER = 10.0
@@ -245,7 +245,7 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # A second signal may come between two lines, and take the last one.
+    # A second signal may come between two lines, and take the last interrupt.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()

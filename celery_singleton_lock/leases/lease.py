@@ -1,4 +1,4 @@
-"""Leases as callers have them: the view of users, the leases of the calling code, and the way of event loops."""
+"""Leases as callers have them: the view of users, the leases of the calling code, and requests from event loops."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Threads that ask the stores for the event loops of this process.
+# Threads that make the requests of this process's event loops.
 _THREADS = 8
 # One pool for each process: after a fork, the threads are the parent's.
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -55,7 +55,7 @@ class Lease:
         ttl: Seconds the lease lasts without renewal.
         fence: A number greater than that of any earlier lease on the key.
         acquired_at: When it was granted, by the store's clock, in UTC.
-        took_over: The lease of the holder before it ran out without a release.
+        took_over: The previous holder's lease ran out without a release.
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
     """
 
@@ -150,13 +150,13 @@ def held_here(key: str) -> "Holding | None":
 
 @dataclass(eq=False)
 class Hold:
-    """One take of a lease through a `Lock`; it keeps the lease."""
+    """One take of a lease through a `Lock`. The lease is renewed while this object refers to it."""
 
     lock: "ref[Any]"
     caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
-    takes: int  # of the lease, this one included
-    statement: object = None  # the `with` that has taken it, if one has
+    takes: int  # how often the lease was taken, this take included
+    statement: object = None  # the `with` that took the lease; None without a `with`
 
     @property
     def lasts(self) -> bool:
@@ -167,7 +167,7 @@ class Hold:
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""Nothing else keeps what `Lock.acquire` has taken. A block is kept by its `Lock`, as it may be left in any context.
+"""Only contexts keep a hold of `Lock.acquire`. A block's hold is in its `Lock`: any context may leave the block.
 
 Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
 """
@@ -185,20 +185,20 @@ def has_locked(key: str) -> bool:
 
 
 def forget(hold: Hold) -> None:
-    """End it; its lease is released otherwise, or was."""
+    """End the hold; its lease is, or was, released elsewhere."""
     holds.set(tuple([known for known in holds.get() if known() is not hold]))
     if (lock := hold.lock()) is not None:
         lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
 
 
 def give_back(hold: Hold) -> None:
-    """End it, and release its lease unless that was done."""
+    """End the hold, and release its lease unless that was done."""
     forget(hold)
     if hold.lasts:
         hold.lease.release()
 
 
-# In an event loop. A few threads of our own ask the store, and never those of the loop. Each coroutine that waits
+# In an event loop. A few threads of our own ask the store, never the loop's executor. Each coroutine that waits
 # costs one channel of the listener, and no thread. It can be cancelled at any `await`; a request that is under way
 # goes on, and a lease that it brings is given back.
 
@@ -310,10 +310,10 @@ class _Requests:
 
 
 class _LoopBell:
-    """Wakes a coroutine, from any thread, also while it does not sleep; *is_gone* is called if its loop was closed."""
+    """Wakes a coroutine, from any thread. A ring before the wait is kept. *is_gone* is called if its loop is closed."""
 
     is_deaf = True
-    """The listener may miss messages, so nobody may ring."""
+    """The listener may miss messages, so a ring may never come."""
 
     def __init__(self, is_gone: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ script. The docs draw this table, and the tests play it out:
     WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
     WAITING  as above                                      GONE
     CALLED   it is refused: another one was faster         COMING    its run
-    CALLED   the same, of one that waits in a process      WAITING   the process in which it waits
+    CALLED   it is refused, and waits in a process         WAITING   the process in which it waits
     CALLED   it is granted                                 SERVED    its run
     CALLED   it has not come after three seconds           UNHEARD   any walk along the line
     CALLED   as above                                      GONE
@@ -55,22 +55,22 @@ from celery_singleton_lock.stores.redis.store import Store
 
 # The scripts' word to a turn that is called. After any other word, as `near`, the turn looks.
 _FREE = "free"
-# How many look in a process that cannot listen.
+# Turns of a lock that look in a process that cannot listen.
 _A_FEW = 8
-# Seconds between two looks of one that is among the next few.
+# Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next one looks after one has come by its own look: its turn may have come as well.
+# Seconds until the next turn looks after a turn has come by its own look: a place may be free for both.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
-# Seconds for which one that waits puts off its question until it listens, so that a release finds it.
+# Seconds for which a waiter puts off its request until it listens: otherwise a release may find nobody.
 _LISTENS_WITHIN = 2.0
 
 
 @dataclass(eq=False)
 class InLine:
-    """One that waits for its turn.
+    """A message that waits for its turn.
 
     Attributes:
         store, claim: The lock, and what to ask it for. The claim has a `rank`, or is that of the `newest` call.
@@ -82,7 +82,7 @@ class InLine:
 
 @dataclass(eq=False)
 class _OfOneLock:
-    """Those that wait for one lock, by their channels. Two deliveries of a message have one channel."""
+    """The messages that wait for one lock, by their channels. Two deliveries of a message have one channel."""
 
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)
     is_deaf: bool = False
@@ -90,7 +90,7 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        """The first one; or a few of the first, if the others' looks call none of them."""
+        """The first message; or the first few if nobody can listen, since then each has to look for itself."""
         ones = [each for ones in self.by_channel.values() for each in ones]
         return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=_rank_of)
 
@@ -101,27 +101,27 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 
 def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
-    """Seconds until a turn that is not called looks."""
+    """Seconds until a turn looks unless it is called before."""
     if place.is_near:
-        # A cool-down ends to the moment, and so does the lease of a holder that has died.
+        # Nobody calls when a cool-down or a dead holder's lease ends, but that moment is known.
         return min(_SOON, max(_SHORTEST, place.free_in))
     return _SOON if is_deaf else ttl
 
 
 def pause_before(claim: Claim, give_up_at: float) -> float:
-    """Seconds for which one that waits in this process listens at most until it asks."""
+    """The most seconds for which a waiter in this process waits to listen before it asks."""
     return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 
 def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
-    """Seconds until one that waits in this process asks again if it is not called before; 0.0 if it waits no longer."""
+    """Seconds until a waiter in this process asks again unless it is called before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
     return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl, is_deaf=is_deaf)))
 
 
 class Bell:
-    """Wakes a thread or a greenlet as its turn is called, also while it does not sleep; a signal wakes it as well."""
+    """Wakes a thread or greenlet when its turn is called. A ring before the wait is kept. A signal wakes it, too."""
 
     is_deaf = True
     """The bell does not listen, or not yet, so nobody can ring it."""
@@ -144,7 +144,7 @@ class Bell:
     def _ring(self, text: str) -> None:
         """In the thread of the listener, native even where threads are greenlets; it must not wait."""
         self.is_deaf = text == DEAF
-        # A full pair wakes its reader as well. A closed pair has no reader.
+        # A full socket has woken its reader already. A closed socket has no reader.
         with suppress(OSError):
             self._rings.send(b".")
 
@@ -156,7 +156,7 @@ class Bell:
 
 
 class Line:
-    """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call.
+    """The messages that wait in this process. Its own thread looks and changes the table; any thread may add or remove.
 
     Arguments:
         come: Called with a message that has to come. *come* may be called in any thread, and must not block or log.
@@ -216,21 +216,21 @@ class Line:
         try:
             pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
-            # Its run tells of it, if it is still so when that asks.
+            # The run will report the error if it persists.
             pass
         finally:
             # After any failure, too.
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
-        """Let it come if it has to; seconds until the first one looks again."""
+        """Let the message come if it has to. Returns the seconds until the first turn looks again."""
         if place.comes:
             self._call(one)
             return _AT_ONCE
         return _pause_of(place, one.claim.ttl, is_deaf=lock.is_deaf)
 
     def _call(self, one: InLine) -> None:
-        """Let it come. Two threads may do this in one moment, because a message is taken only once."""
+        """Let the message come. Two threads may do this at once, because a message is taken only once."""
         self._come(one)
         self.thread.put(partial(self._remove, one))
 

@@ -22,7 +22,7 @@ _SCHEMES = {
     "redis+socket": "unix",
     "sentinel": "sentinel",
 }
-# A URL that begins so may name several servers.
+# URLs with these schemes may name several servers.
 _OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, Store] = {}
@@ -74,7 +74,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
-    # Python's parser of URLs drops blanks at the beginning, and newlines.
+    # `urlsplit` would silently drop newlines: strip those at the ends, and refuse one inside.
     url = url.strip()
     begins, found, _ = url.partition("://")
     scheme = begins.lower() if found else ""
@@ -112,7 +112,7 @@ def _part_in_redis_py(part: str) -> str:
     """A URL, or one of several between semicolons, with the query arguments of redis-py."""
     base, _, query = part.partition("?")
     if "#" in query:
-        # Encoding would hide the fragment, which is refused later, in the last value.
+        # `urlencode` would turn the fragment into a part of the last value, and nobody would refuse it.
         return part
     names = {"virtual_host": "db"}
     arguments = [(names.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]

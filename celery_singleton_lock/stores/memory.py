@@ -64,7 +64,7 @@ class MemoryStore(Store):
 
 
 class Server(FakeServer):
-    """A server with a clock of its own, so a test that sets or freezes the wall clock moves no lock."""
+    """A server with a clock of its own: a test that sets or freezes the wall clock changes no expiry."""
 
     def __init__(self) -> None:
         super().__init__(version=(7, 4))

@@ -86,8 +86,8 @@ class DaemonThread:
             raise
 
     def _live(self, mark: object) -> None:
-        # An asynchronous exception for the starting thread may be raised here, before the `try`: CPython gives a new
-        # thread its own id only once it runs. A later call of `ensure` then starts another thread.
+        # Until it runs, a new thread has the id of its starter: CPython may raise the starter's asynchronous exception
+        # here, before the `try`. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:
                 self._begun = mark

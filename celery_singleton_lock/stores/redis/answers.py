@@ -27,7 +27,7 @@ _ADVICE = {
         "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
         f"{DOCS}reference/start/ lists all that are needed"
     ),
-    # The numbers are of certificate files that cannot be opened. Sockets that cannot be opened have them too.
+    # The numbers are of certificate files that cannot be opened. Unix sockets have the same numbers, so exclude them.
     r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)": (
         "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
         "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
@@ -168,7 +168,7 @@ class Part:
     """On `clock()`. Until then, releases in the background leave the server alone."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        # The last acquire got no answer, and no request since.
+        # The last acquire got no answer, and no later request got one.
         self.is_away: bool = False
         # Once true, scheme and TLS of the URL are right, whatever fails later.
         self.has_answered: bool = False

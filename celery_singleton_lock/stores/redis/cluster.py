@@ -22,7 +22,7 @@ _MOST_REDIRECTS = 5
 # Seconds for each server that is asked for the owners of slots, and between two such questions.
 _PATIENCE = 0.5
 _PAUSE = 0.25
-# Before 6.0, only this parser of redis-py makes MOVED and ASK errors of their own.
+# Before redis-py 6.0, only this parser has classes of their own for MOVED and ASK.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
 
@@ -42,7 +42,7 @@ class NodeConnections(Connections):
 
 
 class Cluster(NodeConnections):
-    """Sends each request to the server that has its key, so a silent server concerns no other.
+    """Sends each request to the server that has its key, so a silent server delays only its own keys.
 
     The table of owners is replaced as a whole, so a signal may raise anywhere.
     """
@@ -75,7 +75,7 @@ class Cluster(NodeConnections):
         self._learned_at = float("-inf")
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
-        """Ask the server that has *key*, and follow the slot, or the key itself, if it has moved."""
+        """Ask the server that has *key*; follow MOVED for its slot, and ASK for the key itself."""
         node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):

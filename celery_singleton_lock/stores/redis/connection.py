@@ -1,4 +1,4 @@
-"""Connections of redis-py, on which each request is bounded and waits for no other."""
+"""Connections of redis-py: each request has a deadline, and waits for no other request."""
 
 import inspect
 import logging
@@ -101,7 +101,7 @@ class Connections:
     address: str
     """Fit for logs: never with credentials."""
     part: Part
-    """The server; its errors name the store, if that has another address."""
+    """The server. Its errors name *store* instead of *address*, if that was given."""
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -138,7 +138,7 @@ class Connections:
             replies = []
             for _ in commands:
                 left = until - clock()
-                # A wait of no time at all means that this process was paused, so give the reply some time.
+                # If no time is left, this process was paused, and the reply may be here: give it some time.
                 if left < REPLY_TIMEOUT and not connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                     raise exceptions.TimeoutError("no reply in time")
                 try:
@@ -162,7 +162,7 @@ class Connections:
         """Run a script for each call, all in one go. Its text is sent only if the server does not know it.
 
         WAIT counts the replicas that have the writes of its own connection, so script and WAIT share one. A repeated
-        script has to write again, as acquire.lua and renew.lua do.
+        script has to write again, as acquire.lua and renew.lua do: otherwise WAIT on a new connection proves nothing.
         """
         if self.is_sharded:
             script = script.sharded
@@ -229,7 +229,7 @@ class Connections:
                 self._idle.popleft().disconnect()
 
     def close(self) -> None:
-        """Close the idle connections; none that is in use is kept."""
+        """Close the idle connections. A connection in use is not used again."""
         if isinstance(self._idle, IdleOfThread):
             idle: Any = self._idle
         else:
@@ -253,7 +253,7 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* returns for these options and ours, of which only its class and its arguments are used.
+    """The pool that *make* returns for these options and ours. Only its connection class and its arguments are used.
 
     Raises:
         ConfigurationError: redis-py could not connect with the options. The error names *address*, and no value.
@@ -267,7 +267,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
-        # As text, because a signal may interrupt the packer in C at a number.
+        # As text: a signal that raises while hiredis converts a number crashes the process.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
@@ -318,7 +318,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
-    """The hosts and ports in *url*, between semicolons, and its other arguments, of which the first value counts."""
+    """The hosts and ports in *url*, between semicolons, and its other arguments. The first value of each counts."""
     hosts = list[Address]()
     said = dict[str, Any]()
     try:

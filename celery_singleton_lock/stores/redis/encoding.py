@@ -50,7 +50,7 @@ class Script:
 
     Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
     `-- @include NAME` stands for `lua/parts/NAME.lua`. The parts come after the usual answer: a script defines its
-    functions each time it runs.
+    functions in each run, which would slow that answer.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -109,7 +109,7 @@ def look_arguments(claim: Claim) -> list[str]:
 
 
 def _words_of(claim: Claim) -> str:
-    """The fields of a claim that are no arguments of acquire.lua, if they are set."""
+    """The argument `words` of acquire.lua: fields of the claim, most of them only if they are set."""
     words = f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -155,7 +155,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     facts = claim.facts
     is_due = ending is not None and ending.is_due
     if place == 1 and not claim.min_hold and not is_due:
-        # The fields of a hash that has nothing but this holder.
+        # `size` is the number of fields in a hash that has nothing but this holder: release.lua deletes such a hash.
         words = "size=7 place=1" if facts.task_name or facts.label else "size=6 place=1"
     else:
         words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
@@ -225,14 +225,14 @@ def _holder(
         published, due_for, is_unheard, rank = _numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # The store knows the task's name of a successor alone.
+        # Of the calls without a place, only a successor has its task's name in the store.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
     since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
     words = grant.split(" ")
     known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
-    # A task's name that is the name of the lock is not stored. In a cool-down no run goes on.
+    # A task's name that is the name of the lock is not stored. `call_ended` is only of a run that may go on.
     known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
     known |= {"keeps_result": _NO_RESULT not in words, "call_ended": _ENDED in words and state is HolderState.HELD}
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
@@ -253,7 +253,7 @@ def _numbers_in(value: str, known: int) -> list[int]:
 
 
 def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
-    """A `problem` for each key that is not UTF-8, with its bytes escaped: requests are sent in UTF-8."""
+    """A state with a `problem` for each key that is not UTF-8: requests are sent in UTF-8, and cannot name it."""
     states = {}
     for key in keys:
         name = key.encode(errors="surrogateescape").decode(errors="backslashreplace")
@@ -281,7 +281,7 @@ def _state_in(key: str, reply: Any) -> LockState:
     if isinstance(reply, exceptions.RedisError):
         return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
     try:
-        # Refuse bytes that are no UTF-8: they fail only where they are printed.
+        # Refuse bytes that are no UTF-8: otherwise they fail later, where they are printed.
         json.dumps(reply, ensure_ascii=False).encode()
         return _survey_in(key, *reply)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:
@@ -291,7 +291,7 @@ def _state_in(key: str, reply: Any) -> LockState:
 def _survey_in(
     key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, turns: Any, asked: Any, foreign: str
 ) -> LockState:
-    # Each holder that was asked to stop, by its token; with the person, if a person has asked.
+    # The token of each holder that was asked to stop, and the person who asked, or an empty text for a successor.
     stops = dict(asked)
     holders = tuple(
         replace(each, state=HolderState.ASKED_TO_STOP) if each.token in stops else each
@@ -309,7 +309,7 @@ def _moment(microseconds: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> str:
-    """*seconds* as scripts take them: as text, because a signal may interrupt the packer in C at a number."""
+    """*seconds* as scripts take them. As text: a signal that raises while hiredis converts a number crashes Python."""
     return str(round(seconds * 1000))
 
 

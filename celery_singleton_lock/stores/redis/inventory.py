@@ -185,7 +185,7 @@ class Inventory:
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
         if not self._store.has_parts:
-            # `persist` would count an answer of the server, and nothing has been asked.
+            # `persist` would note that the server has answered, although nothing was asked.
             return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters

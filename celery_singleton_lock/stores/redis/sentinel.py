@@ -54,7 +54,7 @@ class AllSentinels(Sentinel):
         answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                # In two words: redis-py 6.3 to 7.0 cannot read the answer to the command of one name.
+                # In two words: redis-py 6.3 to 7.0 cannot read the answer to "SENTINEL MASTER" in one word.
                 state = _state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
             except exceptions.RedisError as error:
                 answers[where(host)] = error

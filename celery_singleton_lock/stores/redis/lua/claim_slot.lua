@@ -1,8 +1,8 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
 -- The slots are one hash. The field of an entry has the due time and the fence of the slot that was claimed last, and when
--- the entry was last sent, or began. The field '\31' <hostname>:<pid> is the leader's own: when it was seen, its fence, and
--- that time again. The heir of a leader that died before it sent a claimed slot may claim the slot again.
+-- the entry was last sent, or began. The leader's own field, '\31' <hostname>:<pid>, has when it was seen, its fence, and
+-- the same time once more. The heir of a leader that died before it sent a claimed slot may claim the slot again.
 --
 -- KEYS[1]  hash of the slots
 -- @argument verb   `claim`, `note` or `forget`.

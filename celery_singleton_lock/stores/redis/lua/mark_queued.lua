@@ -4,9 +4,10 @@
 -- @argument task_id
 -- @argument lasts     milliseconds until the mark ends if the call never comes.
 -- @argument cooldown  milliseconds for which no other call is published.
--- @argument words     `limit`: unless 0, runs are in the way if at least so many hold the key. `sent`: a `PublishMode`.
---                     `newest`: the call takes the place of one that was published before. `due_in`: milliseconds until the
---                     call is due, at most `within` milliseconds after the first call whose place was taken.
+-- @argument words     `limit`: the call is refused if runs hold so many places; 0 for any number. `sent`: a `PublishMode`.
+--                     `newest`: the call takes the place of one that was published before. `due_in`: milliseconds until
+--                     the call is due. `within`: the most milliseconds until then from the publication of the first call
+--                     whose place was taken.
 -- @argument about     the rest of the mark, see parts/marks.lua.
 --
 -- Returns  {'marked', sooner}          Publish the call, due earlier by so many microseconds.
@@ -61,7 +62,7 @@ local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   local highest = tonumber(known[1] or 1)
   places = read_places(key, highest)
-  -- A run whose call has ended stands for no other call: nobody would store a result for that one.
+  -- A run whose call has ended keeps out no other call: nobody would store a result for the other.
   for place, grant in ipairs(read_numbered(key, '', 1, highest, ':')) do
     local each = places[place]
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(grant))

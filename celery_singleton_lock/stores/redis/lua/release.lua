@@ -8,9 +8,9 @@
 -- @argument marker  the marker of the message of such a run.
 --
 -- Returns  1                      released; nothing else was in the lock.
---          {lost, marked, short}  `taken` if the place was lost to another caller, `expired` if it was lost to nobody, or an
---                                 empty text. 1 if the marker was left. 1 if nobody listens for the turns that were read,
---                                 so that more have to be called.
+--          {lost, marked, short}  `lost`: `taken` if the place was lost to another caller, `expired` if it was lost to
+--                                 nobody, or an empty text. `marked`: 1 if the marker was left. `short`: 1 if nobody
+--                                 listens for the turns that were read, so that more have to be called.
 
 -- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -67,7 +67,7 @@ elseif highest_left < #lock.places then
   redis.call('HSET', key, 'places', highest_left)
 end
 
--- If the place was lost, whether a copy has come was lost with it, so leave the marker.
+-- If the place was lost, its note of a copy was lost too, so leave the marker in any case.
 if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   marked = 1

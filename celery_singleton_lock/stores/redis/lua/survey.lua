@@ -5,8 +5,8 @@
 -- Returns  {now, fence, waiters, marks, holders, turns, asked, foreign}, with empty texts for what is unknown.
 --   fence    the greatest that was given.
 --   waiters  how many wait.
---   marks    those in force, holders, and the turns of the first that wait: seven values each.
---   asked    of each holder that was asked to stop: its token, and the person who has asked, if it was one.
+--   marks    the marks in force. Each mark, each of `holders`, and each turn of the first waiters is seven values.
+--   asked    the token of each holder that was asked to stop, and the person who asked; empty for a successor.
 --   foreign  why this is another program's hash.
 
 -- @include time

@@ -28,13 +28,13 @@ end
 
 -- The fields of places and holders:
 --   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
---                       * takes the whole lock: it is granted while no place is taken, and then no other place is.
+--                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
 --   `<token>`           deadline of that holder, or `!<token>` once the holder was asked to stop.
---   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that has.
+--   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
 --   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
 --                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
---                       holder's result. `ended`: the call has ended, although its run may go on. Up to that, at most 64
---                       bytes, because a longer value doubles the memory of the hash.
+--                       holder's result. `ended`: the call has ended, although its run may go on. Before `ended`, at most
+--                       64 bytes, because a longer value doubles the memory of the hash.
 --   `<place>:i`         task id. `<place>:h` is the hostname.
 --   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
 --   `<place>:c`         a copy of the holder's message has come.
@@ -179,8 +179,8 @@ function described(key, places, most)
 end
 
 -- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a hostname
--- they have the queue of the message. Instead of a grant they have four numbers. The first is the publication. A mark tells
--- for how many milliseconds before its end the call is due. A turn tells 1 if it is unheard, and the moment of its rank.
+-- they have the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how
+-- many milliseconds before the end of a mark the call is due; 1 if a turn is unheard; the moment of a turn's rank.
 function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

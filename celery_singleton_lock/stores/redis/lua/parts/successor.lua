@@ -1,7 +1,7 @@
 -- The successor, which is the call that runs next.
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
 -- Until the first moment the successor is coming: its message is in the broker, and the next free place is kept for it. That
--- moment is 0 once its run has begun. Until the second moment, older calls that were the newest before end in its favour.
+-- moment is 0 once its run has begun. Until the second moment, older calls that were once the newest end in its favour.
 local successor_in, set_successor, is_coming, call_successor, relation, newer_call, newer_run, ask_oldest_to_stop
 local delete_if_idle
 
@@ -42,13 +42,14 @@ end
 --   has begun, is remembered    predecessor                     newer_wins if the call was the newest, or predecessor
 --   has begun, is forgotten     none                            none
 --
--- If the kinds differ, a coming successor is a stranger, and any other none. But a later one wins against `replace` too.
+-- If the kinds differ, a coming successor is a `stranger`, and any other is `none`. But the table's `newer_wins` also holds
+-- for a `replace` call if the kinds differ.
 --
 --   `mine`          the successor is the call.
 --   `newer_wins`    the call ends in favour of the successor.
 --   `older_yields`  the successor ends in favour of the call.
---   `predecessor`   older calls have ended in favour of the successor. These end in favour of the call too, or a late one
---                   would run after newer ones.
+--   `predecessor`   older calls have ended in favour of the successor. Older calls end in favour of the call too:
+--                   otherwise a late one would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
 --   `none`          no call depends on the successor.
 function relation(call, successor)
