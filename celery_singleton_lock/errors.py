@@ -11,7 +11,7 @@ LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 
 REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
 """The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
-# A reply of the server by which it refuses, in the words of the client library; all other errors are its silence.
+# A refusal by the server, in the words of the client library. Every other error counts as no answer.
 _REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionError: (?:acknowledged by|max number of)")
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""

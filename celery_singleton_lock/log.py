@@ -11,7 +11,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # More calls than one process has at once.
 _MOST_LABELS = 10_000
-# Names that are too general for a column in the logs of many programs, and the attribute of a record instead.
+# Fields whose names are too general in a log of many programs, and the record's attribute for each.
 _ATTRIBUTES = {"key": "lock_key", "label": "lock_label"}
 
 
@@ -37,7 +37,7 @@ class Log(logging.Filter):
         """From now on the label stands in each line about this call, if it is wanted there."""
         if label and self.shows_labels:
             if len(self._labels) >= _MOST_LABELS:
-                # Another thread may drop the same one.
+                # Another thread may drop the same label.
                 with suppress(KeyError, RuntimeError):
                     del self._labels[next(iter(self._labels))]
             self._labels[task_id] = label
@@ -55,7 +55,7 @@ class Log(logging.Filter):
             if name == "task_id" and (label := self._labels.get(str(value))):
                 told["label"] = label
         words = "".join(f" {name}={_form_of(name, value)}" for name, value in told.items())
-        # Tools group lines by the form, so the values stay in its arguments.
+        # Tools group records by `msg`, so the values stay in `args`.
         form = f"{event}{words}: {text}" if text else f"{event}{words}"
         extra = {_ATTRIBUTES.get(name, name): value for name, value in told.items()} | {"lock_event": event}
         logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)

@@ -48,12 +48,12 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 Send = Callable[..., Any]
 
-# Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
+# Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
 # Keyed by what can fail on its own: a store, or a server of a cluster.
 _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
-# Members of a canvas, callbacks and retries have these; and callbacks wait for the call itself.
+# Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
 _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
 # Celery publishes a call with one of these for somebody else. An error here would let a canvas or the result of a retry
 # hang, so the worker meets the error, and the call fails there.
@@ -92,7 +92,7 @@ def origin_here() -> Origin | None:
 
 
 def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
-    """Publish a call of a dead process again under the key of its *notes*: a main process runs no code to make one."""
+    """Publish a call of a dead process again under the key of its *notes*: a main process runs no user code."""
     return _inside(_of_a_dead_run, notes.of_the_call())
 
 
@@ -105,7 +105,7 @@ def options_by_name(
 
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    """The run whose body publishes its next attempt with these options, if they are of one."""
+    """The run whose body publishes its next attempt with these options, if one does."""
     if not options.get("retries"):
         return None
     run = run_of(task.request)
@@ -148,7 +148,7 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 
 
 def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """The call has notes already, or its key is needed now, or may run user code or fail; most do not."""
+    """Whether the publisher has to make the key; most calls leave that to the worker."""
     return bool(
         (options and (options.get("headers") or options.get("retries")))
         or task.lock_options.publisher_asks
@@ -162,10 +162,10 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     """Publish a call, unless another one with the same key stands for it.
 
     Returns:
-        The result of this call, or of the one that was found; if that cannot be read, one that has ended.
+        The result of this call, or of the call that stands for it; a finished one if that result cannot be read.
 
     Raises:
-        LockHeld: One was found, and `lock_on_conflict` is `raise`.
+        LockHeld: Another call stands for this one, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
@@ -179,7 +179,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Celery raises the others, now or in the worker, because it knows of typing=False and of models.
+        # Celery raises the other errors, now or in the worker: it alone knows of `typing=False` and of models.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -193,7 +193,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # In the other modes the mark of a retry has ended, because its body has begun.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
-    # A requeued call has its mark already, or had it.
+    # A requeued call was marked, if at all, when it was first published.
     notes.marked = notes.marked if notes.tries else counts_as_queued
     if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.had_lease)):
         notes.newest = "queued"
@@ -204,9 +204,9 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
             text = "no lock key can be made (%s)"
             log.write(logging.WARNING, "lock.unmarked", text, problem, task=task.name, task_id=sent.id)
         return sent
-    # A main process makes none, because that runs user code.
+    # A main process makes no label, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    # A caller may have used an id of its own before.
+    # A caller may use an id of its own again; the publication tells the two calls apart.
     has_own_id = bool(options.get("task_id"))
     published = notes.first_published if has_own_id or wanted.newest_wins else 0
     about = {"label": label, "published": published, "queue": _queue_of(task, options)}
@@ -286,7 +286,7 @@ def _now(task: Task, key: str) -> int:
 
 
 def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
-    """Whether it is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another."""
+    """How a call is marked for which somebody waits, so that it is sent in any case; empty for every other call."""
     # The body of a chord has the id that it got with its chord.
     is_waited_for = any(map(options.get, _WAITED_FOR)) or (has_own_id and _is_body_of_chord(options["task_id"]))
     if DUE_HEADER in options["headers"] or not is_waited_for:
@@ -296,7 +296,7 @@ def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
-    """The last member of a chord's header publishes its body, or Celery's own task does; it has no sign but its id."""
+    """The call is the body of a chord, published by the last member of the header, or by `celery.chord_unlock`."""
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -307,7 +307,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 def _publish_marked(
     task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
 ) -> AsyncResult:
-    """Send the call, or find the one that stands for it; what its mark says *about* it is for the store alone."""
+    """Send the call, or find the one that stands for it; *about* goes into its mark, and not into its message."""
     sent = _mode_of(options, has_own_id=has_own_id)
     mark = partial(_mark, task, key, options, about, sent)
     is_asking = True
@@ -326,10 +326,10 @@ def _publish_marked(
         raise
     if has_own_id:
         _revoke_unsent(task, key, options, found)
-    # Without an id of its own, the caller has never seen the one that it was given here.
+    # An id that was made here is not reported: the caller has never seen it.
     _report_unpublished(task, key, found, _facts_of(options["task_id"] if has_own_id else "", about["label"]))
     result = task.AsyncResult(found.task_id)
-    # In each case `get` would wait for ever, because no result is kept, or none that this caller can read.
+    # Otherwise `get` would wait for ever for a result that is not kept, or that this caller cannot read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
     if not result.ignored and (not has_result(task, found) or _is_gone(task, found)):
         _end_as_skipped(task, key, result)
@@ -356,13 +356,13 @@ def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Hold
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
-    """The same result; who revokes the call by it may publish another one at once, before a worker hears of it."""
+    """The same result, whose `revoke` ends the mark: the next call may be published before a worker hears of it."""
     if not isinstance(result, AsyncResult) or isinstance(result, EagerResult):
         return result
     task_id = result.id
 
     def revoke(*args: Any, **options: Any) -> None:
-        # By another object of the same id, because this function and its result would keep each other.
+        # By another object of the same id: this function and *result* would keep each other alive.
         task.AsyncResult(task_id).revoke(*args, **options)
         unmark(store_of(task.app), key, text_of(task_id))
 
@@ -428,7 +428,7 @@ def _silence_of(part: Hashable) -> StoreError | None:
 
 
 def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
-    """Return if the call may be sent unmarked. With `lock_on_store_error="raise"` it may not, unless it is a must."""
+    """Return if the call may be sent unmarked. With `lock_on_store_error="raise"`, only if it is *sent* anyway."""
     is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
     log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)
@@ -452,7 +452,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the call can begin no more; for how many it is due, or 0 without `expires`; until it is due."""
+    """Seconds until the call can no longer begin; for which it is due, 0 without `expires`; and until it is due."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl

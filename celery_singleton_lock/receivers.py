@@ -32,7 +32,7 @@ def listen_for(task: Task) -> None:
 
 
 def connect_postrun() -> None:
-    """Hear from now on how runs end of which something is left after `__call__`, or that never came to it.
+    """Hear from now on of the end of runs that leave something to do after `__call__`, or never reach it.
 
     Celery has no other hook for every outcome in which the process still runs Python: retry, Ignore, Reject, replace
     and SystemExit included.

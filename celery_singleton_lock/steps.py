@@ -26,7 +26,7 @@ from celery_singleton_lock.worker import SingletonRequest, active_requests
 
 
 class Start(Step):
-    """A step of the worker, which can end it before its pool starts; what a signal's receiver raises ends nothing.
+    """A step that can end the worker before its pool starts; an error in a receiver of a signal could not.
 
     A beat inside starts later, in a process or a thread whose end does not end the worker.
     """
@@ -52,7 +52,7 @@ def _has_our_scheduler(worker: Any) -> bool:
 
 @inspect_command()
 def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
-    """Try the store of the locks from this worker, whose network and clock are not those of who asks."""
+    """Try the store of the locks from this worker, whose network and clock may differ from the caller's."""
     try:
         with closing(open_store(state.app)) as store:
             if store.is_of_one_process:
@@ -74,9 +74,9 @@ class LostConnection(StartStopStep):
         if hasattr(pool, "flush"):
             consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
         if isinstance(consumer.pool, SoloPool):
-            # Its second name is new in Celery 5.7.
+            # `call_soon_ack` is new in Celery 5.7.
             name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-            # The method of the class, because this step starts anew after each reconnection.
+            # The method of the class: this step starts after each reconnection, and would wrap its own wrapper.
             call_soon = getattr(type(consumer), name).__get__(consumer)
             setattr(consumer, name, _acknowledging_at_once(call_soon))
 
@@ -98,7 +98,7 @@ class CallsThatWait(StartStopStep):
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
-    """Celery would write it after the bodies of all that is due, and the broker may not wait for so long."""
+    """Acknowledge at once; Celery does so after the bodies of all due messages, too late for some brokers."""
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(function, "__name__", "") == "ack_log_error":
@@ -111,7 +111,7 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
+    """Mark these runs as if copies had asked: while all children are busy, a copy comes after its run has ended."""
     silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease
@@ -121,7 +121,7 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
         error = silent.get(lease.store.part_of(lease.key))
         try:
             if error is None:
-                # With a limit of 0 it gets no place.
+                # A limit of 0 grants no place.
                 lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
                 continue
         except SingletonLockError as failed:

@@ -69,7 +69,7 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 
     class TypedTask(Task):
-        """Celery's task; before 5.7 that has no parameters when the program runs."""
+        """Celery's task, which cannot be subscripted at run time before 5.7."""
 
         abstract = True
         __class_getitem__ = classmethod(GenericAlias)
@@ -97,8 +97,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
         lock_limit: The number of runs that may hold the lock at once; by default 1.
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its place in the pool, `"join"`:
-            ends with the holder's result or error, `"rerun"`: the call published last runs once more after the present
-            run, or `"replace"`: the same, and the holder is asked to stop.
+            ends with the holder's result or error, `"rerun"`: the call published last runs after the present run, or
+            `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` without an
             answer of the store. With `"rerun"` and `"replace"` in a queue mode: the longest delay of the newest call.
@@ -205,12 +205,12 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name none. Celery keeps its routes from the first call on, but for `conf.update`."""
+        """The queue of calls that name none. Cached: Celery keeps its routes as well, except after `conf.update`."""
         return queue_by(self, {})
 
     @cached_property
     def _calls_body_itself(self) -> bool:
-        """No class behind ours has a `__call__` but Celery's, which pushes another request at the cost of a lock."""
+        """Only Celery's `__call__` is behind ours. Skip it: the request that it pushes costs as much as a lock."""
         behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
         return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
@@ -220,7 +220,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         Raises:
             TypeError: The task cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
-            pydantic.ValidationError: An argument is no model of the task's.
+            pydantic.ValidationError: An argument does not fit the task's model.
         """
         prefix = self.lock_options.prefix
         keys = self._lock_keys
@@ -230,7 +230,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
-        """As `lock_key_for`, of a call of which only the arguments that make the key are given."""
+        """As `lock_key_for`, from only those arguments that make the key."""
         try:
             return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
         except (TypeError, ConfigurationError) as error:
@@ -246,7 +246,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """The lock of a call with these arguments, or those of them that make the key: to keep all of its runs out.
+        """A lock that keeps out all runs of a call with these arguments, of which those that make the key are enough.
 
         The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 
@@ -267,11 +267,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return lock
 
     def lock_state(self, *args: Any, **kwargs: Any) -> LockState:
-        """The holders of that lock, and which call is queued or next; a `StoreError` if the store is silent for 2 s."""
+        """The holders of a call's lock, and the call queued or next; a `StoreError` if the store is silent for 2 s."""
         return store_of(self.app).survey([self.lock_key_of_some(*args, **kwargs)])[0]
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
-        """The present holders of that lock, and its cool-downs; raises as `lock_state`."""
+        """The present holders of a call's lock, and its cool-downs; raises as `lock_state`."""
         return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
@@ -301,7 +301,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             with telling_joiners(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
-            # Celery takes an interrupt of the publishing for an error of the broker, and would end without a result.
+            # Celery takes a `LockLost` in its publishing for an error of the broker, and would end without a result.
             if isinstance(rejected.reason, LockLost):
                 raise rejected.reason from None
             raise
@@ -322,7 +322,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
-        # Otherwise Celery takes all names that it does not know for headers, and publishes them with a retry.
+        # Without `headers`, Celery takes each name that it does not know for a header, and publishes it with a retry.
         return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -339,7 +339,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # A strategy takes what it needs of its consumer as it is made.
+        # A strategy takes the timer from its consumer once, as it is made.
         timer = consumer.timer
         consumer.timer = messages
         try:
@@ -371,7 +371,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             state = RequestState(request.id)
             state.item_of = text_of(caller.request.id)
             state.map_name = caller.name
-            # It still counts as called directly, so that `retry` in the body does not publish the map's message.
+            # The item still counts as called directly, so that `retry` in the body does not publish the map's message.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         elif state is not None and state.run is not None:
             self._refuse_second_call(state.run)
@@ -389,7 +389,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Return if the task calls itself in its body, or in a hook after it; else a `__call__` before ours does."""
+        """Raise if a `__call__` before ours runs the task again; its body, or a hook after that, may call the task."""
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

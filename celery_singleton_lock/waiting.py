@@ -1,7 +1,7 @@
 """Messages that wait for their turn in the main process of a worker, as every message with a countdown does.
 
-Celery keeps such a message in its timer. Whoever comes first takes it from there, once: its time, or the call that its
-turn has come.
+Celery keeps such a message in its timer. The message leaves the timer once: at its time, or earlier if its turn is
+called.
 """
 
 import socket
@@ -38,7 +38,7 @@ class Waiting:
 
     @property
     def is_revoked(self) -> bool:
-        """Celery would find that when its time has come."""
+        """The call was revoked; Celery itself finds that only at the message's time."""
         request = self.args[0]
         if request.id in state.revoked:
             return True
@@ -50,7 +50,7 @@ class Waiting:
 
 
 class WaitingMessages:
-    """The messages that wait in a consumer for their turns; for the strategies of its tasks, its timer."""
+    """The messages that wait in a consumer for their turns; the strategies of its tasks use this as their timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
@@ -94,12 +94,12 @@ class WaitingMessages:
             end.close()
 
     def _leave_line(self, **_: Any) -> None:
-        """Let others be called in their place, from now on."""
+        """Let others be called from now on, instead of these messages."""
         for one in list(self._waiting):
             self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
-        """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
+        """As the timer, but sooner when a message that waits for its turn is called."""
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
             one = args[0].in_line()
@@ -112,25 +112,25 @@ class WaitingMessages:
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
-        # First, because a time that is over calls it at once, and then it has to leave the line.
+        # Join the line first: a time that has passed calls `_go` at once, which leaves the line.
         self._line.add(one)
         waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
 
     def _go(self, one: InLine, *_: Any) -> None:
-        """Go on with it, unless somebody has: a timer may have a thread of its own."""
+        """Start the message, unless another thread has: a timer may have a thread of its own."""
         waiting = self._waiting.pop(one, None)
         if waiting is not None:
             self._line.remove(one)
-            # Not those of its entry, which may have been emptied meanwhile.
+            # Our copy of the arguments: `_go_early` empties the entry's.
             waiting.go(*waiting.args)
 
     def _call(self, one: InLine) -> None:
-        """In any thread, perhaps one that may use nothing of a library for greenlets."""
+        """Wake the consumer, from any thread, also from one that must not touch greenlets."""
         self._called.append(one)
         for end in self._ends[1:]:
-            # If it is full, it is heard all the same.
+            # A full socket wakes the reader all the same.
             with suppress(OSError):
                 end.send(b".")
 
@@ -167,7 +167,7 @@ class WaitingMessages:
 
     def _go_early(self, one: InLine, waiting: Waiting) -> None:
         """Let the timer call it now, in whichever thread it calls what is due."""
-        # Some timers kill what they cancel, which must not have begun.
+        # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
             with suppress(AttributeError):
@@ -177,7 +177,7 @@ class WaitingMessages:
         self._timer.call_after(0, partial(self._go, one), waiting.args)
 
     def _drop_cancelled(self) -> None:
-        """Drop what is cancelled from the timer of an event loop once it is most of what is there."""
+        """Drop cancelled entries from the timer of an event loop once they are half of its entries."""
         self._cancelled += 1
         entries: Any = getattr(self._timer, "_queue", None)
         if self._hub is None or not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):

@@ -44,10 +44,10 @@ _RENEWAL_BOUND = 2.0
 class SingletonRequest(Request):
     """A request for a `SingletonTask`, in the main process."""
 
-    # Celery makes a subclass for each task, which remembers that the leases of its children are looked after.
+    # Set on the subclass that Celery makes for each task, once the leases of its children are looked after.
     is_kept_alive = False
     _accepted_at = float("inf")
-    # When its child was first seen dead, and its lock soon after; Celery may hear of the death much later.
+    # When the child was first seen dead, and the lock soon after; Celery may hear of the death much later.
     _dead_at = float("inf")
     _lock_at_death: LockState | None = None
 
@@ -72,7 +72,7 @@ class SingletonRequest(Request):
                 type(self).is_kept_alive = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Release for a child that is dead: nothing in it ran to its end."""
+        """Release the lease of a child that died before it could do so itself."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
             # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
@@ -101,7 +101,7 @@ class SingletonRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
+        """Keep the end of a call whose worker shuts down: Celery stores RETRY over an end that it has not read."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
         # The clock of its publisher may be ahead of ours.
         lease = self.lease
@@ -149,7 +149,7 @@ class SingletonRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def look_after_child(self) -> Holding | None:
-        """Its lease, if the child runs for longer than its own heartbeat needs until it renews its lease.
+        """The child's lease, if the child has run so long that its heartbeat should have renewed the lease by now.
 
         Raises:
             Exception: Its lock cannot be seen now, or its task has wrong settings.
@@ -263,13 +263,13 @@ class ChildLeaseRenewer:
             # The child reports any error.
             with suppress(Exception):
                 _renew(leases)
-        # A lease with a shorter ttl has its own rounds.
+        # A shorter ttl has begun rounds of its own, which replace these.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
 
 def _renew(leases: list[Holding]) -> None:
-    """Renew the leases at one store whose heartbeat is late; children have renewed or released the others."""
+    """Renew those leases of one store that are late; children have renewed or released the others."""
     store = leases[0].store
     surveys = store.survey([lease.key for lease in leases])
     late = [

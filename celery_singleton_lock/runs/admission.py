@@ -38,7 +38,7 @@ _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
 
 
 def admit(run: Run) -> Phase | Ended:
-    """Ask for the lock; the phase in which the body may run, or the end of a run without its body.
+    """Ask for the lock; return the phase in which the body may run, or the end of a run without its body.
 
     The store answers these questions in one step. Is this message done? Does it have a run that lives? Does a newer
     call run in its place? Do others go before it? Is there a free place? A policy decides on a run that is refused.
@@ -53,7 +53,7 @@ def admit(run: Run) -> Phase | Ended:
     if not is_usual:
         policy = _nearest(run, policy)
     try:
-        # A silent store must not use up the time limit, either.
+        # A silent store must not use up the time limit that the body needs.
         if (longest := longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
@@ -63,7 +63,7 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # It refuses us, and will the next time.
+        # The store refuses us, and will do so the next time.
         raise
     except StoreError as error:
         return _unanswered(run, error)
@@ -78,15 +78,15 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     if options.mode == "until_executing":
         return _begin_without_lease(run, policy)
     if notes.marked:
-        # A run that waits in its slot was taken from its queue in time, so `expires` ends its mark no more.
+        # A run that waits in its slot was taken from its queue in time, so `expires` no longer ends its mark.
         expires = None if options.on_conflict == "wait" else run.request.expires
         claim.queued_for = min(options.queue_ttl, until_expired(run.task, expires))
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
-        # For as long as its message can be somewhere.
+        # The turn lasts for as long as the broker may deliver the message again.
         claim.turn_for = redelivered_within(options)
         claim.rank = notes.rank or notes.refused_at
     if run.way == "copy" and notes.joins:
-        # Before it looks for the result that it waits for; with a limit of 0 it gets no place.
+        # A copy may have a run already, so ask before it joins a result; a limit of 0 grants no place.
         answer = run.store.acquire(replace(claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return _carry_out(run, _refused_copy(run, answer))
@@ -97,7 +97,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
     """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-        # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
+        # Some brokers do not mark a redelivery. For a copy, the store looks for the run of its message.
         run.way = "copy"
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
@@ -112,12 +112,12 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, _refused_copy(run, answer))
-    # The holder's call has ended, and only its body goes on. Or nobody runs yet, and the successor may never come.
+    # A skip would lose the work: the holder's call has ended, or nobody runs yet, and the successor may never come.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
-    # The turn of a message ends with its call. The turn of a run that waits in its slot ends with its process.
+    # Only a message keeps its turn. The turn of a run that waits in its slot ends with its process.
     run.notes.rank = answer.rank if policy.takes_turns else 0
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, WaitsHere):
@@ -126,7 +126,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
 
 
 def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
-    """Wait in line, and say so; the last answer. Without a grant, the turn is given back."""
+    """Wait in line, and return the last answer. Without a grant, the turn is given back."""
     log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
     run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
     try:
@@ -141,11 +141,11 @@ def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
-    """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
+    """The run may go before the queued call: the run is a step of its workflow, or the queued call has ended."""
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Celery publishes what is linked to the last step before the step's end is stored.
+    # Celery publishes the calls linked to the last step before the step's end is stored, so the mark is still there.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -157,8 +157,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
-    # newest one counts.
+    # A copy must not end its call in favour of a later one, unless the newest call wins: an earlier delivery may have
+    # begun.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
     if heeds or run.notes.marked:
@@ -182,7 +182,7 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
-    # A fence is given once.
+    # No two leases have the same fence.
     replaces_it = origin is not None and any(holder.fence == origin.fence for holder in begun)
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
@@ -190,7 +190,7 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
 def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
     """A delivery whose message has a run already is parked until that run ends, or dropped.
 
-    While the run lives, the store refuses a later delivery. Once the run has ended, the store knows that if another
+    While the run lives, the store refuses a later delivery. Once the run has ended, its marker does, if another
     delivery was known or likely: see `_ending_of`. Only the other delivery stores a result.
     """
     if isinstance(answer, Conflict):
@@ -199,13 +199,13 @@ def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # Its result is about to be stored; if its process has died in between, this delivery runs.
+        # The result of that run is about to be stored. If its process died before that, this delivery runs.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else PARKED, expires_in))
 
 
 def _of_newest(policy: Policy, notes: Notes) -> Policy:
-    """The policy of the task; or `rerun` for a newest call, which had that policy as others ended in its favour."""
+    """The policy of the task; or `rerun` for a newest call, which must run: others may have ended in its favour."""
     return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
 
 
@@ -221,13 +221,13 @@ def _nearest(run: Run, policy: Policy) -> Policy:
 
 
 def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
-    """Add to the claim of a run what depends on its policy, and on what its call has asked for before."""
+    """Add to the claim of a run what depends on its policy, and on the notes of its call."""
     claim.newest = notes.newest
-    # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
+    # A later attempt is no new call. A run that waits in its slot must not wait for a message that needs the slot.
     claim.heeds_queued = options.unique_in_queue and not is_later_attempt and not policy.occupies_a_slot
     if policy.kind is not None and not is_later_attempt:
         claim.succeeds = policy.kind
-        # A message that waits in a queue for long is still older than the call that has superseded it.
+        # An older message may wait in its queue for this long, and would otherwise run after its successor.
         claim.supersedes_for = max(options.queue_ttl, redelivered_within(options))
 
 
@@ -280,7 +280,7 @@ def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = Fals
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
     """Report what becomes of a refused run: in the log, in the history, by the signal, and by an event."""
-    # A call that asks every few seconds is still one call.
+    # A call that asks again every few seconds is reported once.
     is_first = outcome not in _POLLS or not (run.notes.refused_at or run.notes.joins)
     log.tell_of_conflict(logging.INFO if is_first else logging.DEBUG, run.key, run.task_id, holder, outcome)
     if is_first:

@@ -59,7 +59,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left: nobody else would."""
-    # The last first: of a `Lock` that was taken again, each take counts.
+    # The newest take first: if an older one were released before it, the `Lock` would stay held.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -75,7 +75,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     try:
         current.set((*before, ref(lease)))
         with run.interrupt:
-            # Before this point, nobody could be told of a loss.
+            # Before this point, a loss could not interrupt the body.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
@@ -85,7 +85,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
-        # A task for which the body has waited was cancelled.
+        # The interrupt cancelled an asyncio task for which the body waited.
         raise _lost(run) from error
     finally:
         current.set(before)
@@ -181,7 +181,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
         return
     since = 0
     if final_result(task, run.task_id):
-        # The end of an earlier call with its id, over which Celery would store no other.
+        # An earlier call with this id has left its end, and Celery would not store another over it.
         since = run.notes.first_published
         with suppress(Exception):
             task.backend.forget(run.request.id)

@@ -29,7 +29,7 @@ from celery_singleton_lock.stores.redis.store import Store
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
 
-# Among the arguments of Celery's `apply`.
+# The position of `throw` among the arguments of Celery's `apply`.
 _PLACE_OF_THROW = 6
 
 
@@ -37,7 +37,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
     """The call has ended as REVOKED; the error names the call that does the work instead.
 
     Arguments:
-        text: The same in words.
+        text: What has happened, in words.
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
         reason: `skipped` (the other one holds the key), `superseded` (the other one runs in
@@ -78,7 +78,7 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
 
 
 def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerResult:
-    """The *result* of an `apply` with these arguments; REVOKED, or the error, if the call has ended so."""
+    """The *result* of an `apply` with these arguments; for a revoked call REVOKED, or its error with `throw`."""
     if not isinstance(result.result, Revoked):
         return result
     error = result.result.error
@@ -89,13 +89,13 @@ def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: M
 
 
 def _end_later_steps(task: Task, error: CallRevoked) -> None:
-    """End the rest of the chain; Celery's own way leaves groups out, and everything if this result is ignored."""
+    """End the rest of the chain; Celery itself leaves out groups, and the whole rest if this result is ignored."""
     for signature, is_member in tasks_in(task.request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord that never begins counts no members: its body ends as they do.
+        # A chord in the chain never begins, so its members are not counted: its body ends as they do.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
@@ -173,7 +173,7 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
 
 
 def _moment_of(kept: Mapping[str, Any]) -> int:
-    """When it was stored, by the clock of a worker, in microseconds since the epoch; 0 if it does not say so."""
+    """When the result was stored, by a worker's clock, in microseconds since the epoch; 0 if it has no date."""
     date = kept.get("date_done")
     date = datetime.fromisoformat(date) if isinstance(date, str) else date
     # Some backends give the date without its zone, which is UTC.
@@ -216,9 +216,10 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """End it now, or *in_background* for a main process, which waits for no store; see `Store.unmark`.
+    """End the marks of a call now, or *in_background* for a main process, which waits for no store.
 
-    If the store does not answer, it is ended in the background as well. See `PendingRelease` for *may_arrive*.
+    If the store does not answer, they end in the background as well. See `Store.unmark`, and for *may_arrive*
+    `PendingRelease`.
     """
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     is_answered = False
@@ -248,8 +249,8 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
     If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
-    That call would not be sent, and its caller would wait for a result that nobody stores again. The run that has
-    replaced itself may still hold the key, for example in a `finally`; from now on it refuses no publisher, either.
+    That call would not be sent, and its caller would wait for a result that nobody stores again. The replaced
+    run may still hold the key, for example in a `finally`; from now on it no longer refuses publishers.
 
     The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """
@@ -257,7 +258,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
         return
     # No task runs in a main process.
     is_main = get_current_task() is None
-    # The step's end is stored, whatever is wrong with the message or the store. The next call looks for that end.
+    # No error here may keep the step's end from being stored. The next call finds that end, and ends the mark.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -280,7 +281,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], place: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """The method of a result backend that stores an end, which from now on calls `end_workflows` before it does so.
+    """Wrap a method of a result backend that stores an end, so that it calls `end_workflows` first.
 
     The request is at that *place* behind the task id.
     """
@@ -309,7 +310,7 @@ def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Celery calls one of the last four for each task that ends, also if the task is killed or revoked, or keeps no result.
-# No backend of Celery's has a method of its own in the place of one of them.
+# No backend of Celery's overrides one of them.
 _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Task, "on_replace", _step_by_step),
     (Backend, "mark_as_done", partial(_ending_first, place=1, has_failed=False)),
@@ -354,7 +355,7 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     try:
         notes = Notes() if request.called_directly else notes_of(request)
     except ConfigurationError:
-        # Its result tells already.
+        # The call's result has this error already.
         return
     if notes.key and notes.left_something:
         unmark(store_of(task.app), notes.key, text_of(request.id))

@@ -1,7 +1,7 @@
 """The message of a run: the notes that we write on it, how it has come, and our state on Celery's request.
 
-A header is read from the top level of the message. Celery makes each of them an attribute of the request; its
-`request.headers` is something else if the message has a header of the name `headers`, as Sentry and Datadog write it.
+A header is read from the top level of the message. Celery makes each header an attribute of the request. A header
+named `headers`, as Sentry and Datadog write it, takes the place of the others in `request.headers`.
 Only this file reads and keeps things on the request.
 """
 
@@ -54,22 +54,22 @@ class Notes:
     """The notes that we have written on a message. A time is in microseconds since the epoch, or 0."""
 
     key: str = ""
-    published: int = 0  # first, whoever publishes it again; by the store's clock where the newest call wins
-    tries: int = 0  # how many times it was requeued
-    refused_at: int = 0  # first, by the store's clock
-    is_copy: bool = False  # it may have been delivered before
-    joins: str = ""  # the task id of the run that it has joined
-    joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
-    joins_since: int = 0  # the publication of that run, if an earlier call with its task id has left a result
-    free_since: int = 0  # when that run was first seen without a lock, by the store's clock
+    published: int = 0  # the first publication; by the store's clock where the newest call wins
+    tries: int = 0  # how many times the call was requeued
+    refused_at: int = 0  # the first refusal, by the store's clock
+    is_copy: bool = False  # the message may have been delivered before
+    joins: str = ""  # the task id of the run that the call has joined
+    joins_fence: int = 0  # fence of the joined run, as last seen; a lower bound until that run begins
+    joins_since: int = 0  # publication of the joined run, if an earlier call with its task id has left a result
+    free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
-    is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
+    is_bare: bool = False  # the message came without notes, so its other deliveries do not know `published`
     unanswered: int = 0  # microseconds spent without an answer of the store, up to the next delivery
-    origin: Origin | None = None  # the run that it replaces
-    task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
-    marked: bool = False  # it was published as queued, even if its task has another mode by now
-    rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock
-    waits_as_next: bool = False  # it is called when it can be the next run, by `rerun` or `replace`
+    origin: Origin | None = None  # the run that the call replaces
+    task_id: str = ""  # of the call that these notes are about: a body may hand its headers on to another call
+    marked: bool = False  # the call was published as queued, even if its task has another mode by now
+    rank: int = 0  # orders the call's turn in the queue of the lock: a moment by the store's clock
+    waits_as_next: bool = False  # the call is next, by `rerun` or `replace`, and waits until it can run
     later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
     @property
@@ -88,12 +88,12 @@ class Notes:
 
         Arguments:
             headers: Of the message.
-            task_id: Of the call; None for any, empty for a new call, of which no headers can know anything.
+            task_id: Of the call. None: any call. Empty: a new call, for which no notes can have been written yet.
 
         Raises:
             ConfigurationError: The header is there, but not as we write it.
         """
-        # Fields that are not written keep the default of the class, because most have only a few.
+        # Most notes have only a few fields; the others keep the default of the class.
         notes = cls.__new__(cls)
         written = (headers or {}).get(HEADER)
         if written is None:
@@ -148,10 +148,10 @@ def _known_in(written: Any) -> dict[str, Any]:
 
 
 def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
-    """The claim of the run that a message has, as its main process knows it too; `admit` adds what its policy needs."""
+    """The claim of a message's run, as its main process can make it, too; `admit` adds what the policy needs."""
     claim = Claim(key, token, options.ttl, options.limit, Facts(task_id, options.holder_name))
-    # Set, and no arguments: a keyword costs more than the field, and each run makes a claim. Without its attempt, a
-    # retry would be taken for a copy of the run before it.
+    # Assigned afterwards, because a keyword costs more than the field, and each run makes a claim. Without its attempt,
+    # a retry would be taken for a copy of the run before it.
     claim.facts.attempt = attempt
     claim.facts.published = notes.first_published
     # A task id may be used again, so the publication tells its messages apart.
@@ -161,7 +161,7 @@ def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: 
 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
-    """The headers with our notes; what is no dict is left out, as nobody could send it."""
+    """The headers with our notes. Headers that are no mapping are dropped: nobody could send them."""
     if not (headers and isinstance(headers, Mapping)):
         return {HEADER: notes.header()}
     return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
@@ -180,8 +180,9 @@ _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", D
 
 
 Way = Literal["first", "copy", "item", "broadcast", "eager"]
-"""How the message of a run has come: by its first delivery, as far as anybody knows, or by one that may not be its
-first; as an item, by the message of its map, starmap or chunks; by a fanout exchange, to each queue; or by none.
+"""How a run has come. `first`: by the first delivery of its message, as far as anybody knows. `copy`: by a delivery
+that may not be the first. `item`: by the message of its map, starmap or chunks. `broadcast`: by a fanout exchange,
+which sends to each queue. `eager`: without a message.
 """
 
 
@@ -194,7 +195,7 @@ class Delivery:
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
-    # The headers that its publisher has given it, if one of the name `headers` hides the others.
+    # The publisher's headers, if one named `headers` hides the others.
     hidden: Mapping[str, Any] | None = None
 
 
@@ -243,13 +244,13 @@ def notes_of(request: Context) -> Notes:
     """Our notes on the message of the request; raises as `Notes.of`."""
     known: Any = vars(request)
     if HEADER not in known and delivery_of(request).hidden is None:
-        # In eager mode nothing was sent, so its headers are here alone.
+        # In eager mode nothing was sent, so the headers are only in `request.headers`.
         known = request.headers
     return Notes.of(known, request.id)
 
 
 def headers_of(request: Context) -> dict[str, Any]:
-    """The headers that its caller, and others before it was sent, have given to the message."""
+    """The headers that the caller, and receivers of `before_task_publish`, have given to the message."""
     hidden = delivery_of(request).hidden
     if hidden is not None:
         return dict(hidden)
@@ -257,7 +258,7 @@ def headers_of(request: Context) -> dict[str, Any]:
 
 
 def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The headers of a message, if one of the name `headers` hides the others from a pool process."""
+    """The headers of a message, if one named `headers` hides the others from a pool process."""
     if "headers" not in message:
         return None
     others = {name: value for name, value in message.items() if name not in _CELERYS and not hasattr(Context, name)}
@@ -272,7 +273,7 @@ def delivery_of(request: Context) -> Delivery:
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
-            # Celery could publish no retry with it.
+            # Celery cannot publish a retry if the headers are no mapping.
             request.headers = None
     return delivery
 
@@ -286,7 +287,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
     return bool(
         request.retries
-        # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
+        # The steps of a chain that replaces a task are nested, too. Only a task in its place has its own id as parent.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )
@@ -301,13 +302,13 @@ def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Wa
     exchange = (request.delivery_info or {}).get("exchange")
     if exchange and _is_fanout(task, exchange):
         return "broadcast"
-    # Our own countdowns are far shorter than any visibility timeout.
+    # An ETA may outlast the visibility timeout; the countdown of a requeue is far shorter.
     is_copy = (request.eta and not notes.tries) or has_copies(request, notes, delivery, task.lock_options)
     return "copy" if is_copy else "first"
 
 
 def _is_fanout(task: Task, exchange: str) -> bool:
-    """Each queue gets a message by this exchange, so its siblings have the same task id and none is a copy."""
+    """The exchange sends the message to each queue, so siblings have the same task id, and none is a copy."""
     queues = task.app.amqp.queues.values()
     return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
 
@@ -321,7 +322,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
     """The message is here for so long that the broker may have delivered it elsewhere.
 
-    With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
+    With *late*, or it will be before the broker hears that the body has ended.
     """
     timeout = options.visibility_timeout
     age = clock() - delivery.received

@@ -31,13 +31,13 @@ _limits_of_the_worker = _NO_LIMITS
 
 
 class Refused(NamedTuple):
-    """The decision about a run that does not get its lock, in a word of the log, and the holder in its way."""
+    """What becomes of a run that does not get its lock: the outcome, as the log names it, and the holder in its way."""
 
     outcome: ConflictOutcome
     holder: Holder
-    words: str = ""  # in the result of a run that is skipped
+    words: str = ""  # why the run is skipped, for its result
     delay: float = 0.0  # seconds until the requeued message comes again
-    notes: Mapping[str, Any] = {}  # which that message has then
+    notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
 class WaitsHere(NamedTuple):
@@ -51,7 +51,7 @@ class Policy(ABC):
 
     # Its runs wait in their places, so they must not wait for a message, which may need that very place.
     occupies_a_slot = False
-    # By which rule its runs become the successor, if they do.
+    # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
     # Its messages keep their turns in the queue of the lock while they are in the broker.
     takes_turns = False
@@ -80,7 +80,7 @@ class Skip(Policy):
         return POLICIES["reschedule"]
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused:  # noqa: ARG002
-        # A result is read much later, so it does not say for how long.
+        # A result is read much later, so leave out how long the lease lasts.
         return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
@@ -161,7 +161,7 @@ class Join(Requeues):
         for holder in state.holders:
             if holder.task_id == joins:
                 return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
-        # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
+        # Only now: while the joined run holds the lock, a result may be that of an earlier run with its task id.
         return _result_of(run, joins, state)
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
@@ -186,7 +186,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
-        # A run that gives up was not requeued.
+        # A policy that gives up has done so before, so a timeout that has passed bounds nothing here.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
@@ -203,7 +203,7 @@ def _waiting_left(run: Run, conflict: Conflict) -> float:
 
 
 def remember_limits(worker: Any) -> None:
-    """Keep the limits of the command line; the pool's processes are forks of this one, and do not get it otherwise."""
+    """Keep the time limits of the command line for the pool's processes, which are forks and do not get them."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
     _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
@@ -216,7 +216,7 @@ def longest_wait(run: Run) -> float:
     if run.way == "item":
         timed = get_current_task()
         request = timed.request
-    # Each is chosen as a worker chooses it.
+    # A worker chooses its limits in this order.
     hard, soft = request.timelimit or _NO_LIMITS
     hard = hard or timed.time_limit or _limits_of_the_worker[0]
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
@@ -235,15 +235,15 @@ def count_wait(run: Run) -> None:
 
 # Ending with the result of another run.
 
-# A lease is released before the result is stored. If it is still missing so
-# much later, there will be none: the holder has died, or keeps no results.
+# Seconds from the release of a lease until its result is stored. A result that is still missing then never comes: the
+# holder has died, or keeps no results.
 _RESULT_GRACE = 1.5
 _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 0}
 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If there is no end of an earlier call with its id, any end is its own, and no two clocks have to be compared.
+    # Without an end of an earlier call with this id, any end is the holder's, so no clocks need comparing.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     fence = at if holder.goes_before else holder.fence
@@ -267,7 +267,7 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
     if outcome == states.FAILURE:
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
-    # comes. A state that an earlier run with the same task id has left says nothing about this run.
+    # comes. The word of an earlier run with this task id has an older fence.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
@@ -283,7 +283,7 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
 
 @contextmanager
 def telling_joiners(run: Run) -> Iterator[None]:
-    """Tell the calls that have joined the run that later attempts are published inside, which may hold no lock yet."""
+    """Tell the calls that have joined the run to wait for the attempt published inside, which may hold no lock yet."""
     try:
         yield
     except (Ignore, Retry):
@@ -296,7 +296,7 @@ def telling_joiners(run: Run) -> Iterator[None]:
 def _tell_joiners(run: Run) -> None:
     """Tell the calls that have joined the run to wait for its retry, or for the tasks of `replace()`."""
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Under another id than its result, because the last of those tasks stores its own states there.
+        # Under an id of its own, because the last of those tasks stores its states under the id of the result.
         try:
             # STARTED may be overwritten: a later run of the call writes this again, with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)

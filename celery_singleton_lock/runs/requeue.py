@@ -34,16 +34,16 @@ class Backoff(NamedTuple):
 
     first: float
     longest: float
-    # A call that was refused often asks more rarely still, so that many that wait for long are a bounded load.
+    # After a few refusals a call asks more rarely still, so that many calls that wait for long are a bounded load.
     is_patient: bool = False
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# The next free place is its own.
+# The next free place is for this call.
 NEXT = Backoff(0.25, 2.0)
-# It looks for the result of another run, whose end is not near.
+# The call looks for the result of another run, whose end is not near.
 JOINED = Backoff(1.0, 1.0, is_patient=True)
-# Another delivery of its message runs.
+# Another delivery of the message runs.
 PARKED = Backoff(0.25, 2.0)
 # `retry()` and `replace()` publish before their body has ended, usually by milliseconds.
 CONTINUED = Backoff(0.05, 2.0)
@@ -69,12 +69,12 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
 
 def delay_in_line(run: Run, left: float) -> float:
     """Seconds until the run asks again if it is not called before; at most those that are *left* of its wait."""
-    # Its worker discards an expired message at its time.
+    # A worker discards an expired message only when its countdown ends.
     return min(jittered(run, float("inf")), left, until_expired(run.task, run.request.expires))
 
 
 def jittered(run: Run, delay: float) -> float:
-    """At most *delay* seconds, and no more than a message can wait for its time."""
+    """Half of *delay* to all of it, at random, and at most a quarter of the visibility timeout."""
     # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
     delay = min(delay, run.options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
@@ -109,7 +109,7 @@ def publish_again(run: Run, delay: float, **notes: Any) -> Any:
     again = task.signature_from_request(
         request,
         retries=request.retries,
-        # RabbitMQ knows whole seconds.
+        # RabbitMQ delays by whole seconds.
         countdown=max(1, round(delay)) if broker_delays(task.app) else delay,
         headers=with_notes(headers_of(request), replace(dated, **noted)),
         retry=True,
@@ -138,7 +138,7 @@ def _as_it_came(task: Task) -> dict[str, Any]:
     """The options of the message that neither Celery nor the task would choose again."""
     request = task.request
     serializer = registry.type_to_name.get(delivery_of(request).content_type)
-    # Celery 5.4 forgets the last of these.
+    # Celery 5.4 forgets `ignore_result`.
     chosen = {"serializer": serializer, "queue": _queue_of(task), "ignore_result": request.get("ignore_result") or None}
     chosen |= {name: request.get(name) for name in ("compression", "argsrepr", "kwargsrepr")}
     return {name: value for name, value in chosen.items() if value is not None}

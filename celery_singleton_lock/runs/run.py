@@ -11,8 +11,8 @@ A run goes through these phases, and only forward:
     UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-ENDED is a run that has left a marker for later deliveries of its message. A run whose release had no answer may have
-left one. Once the result is stored, the marker has to say so.
+ENDED is a run that has left a marker for later deliveries of its message, or may have, if its release got no answer.
+Once the result is stored, the marker has to say so.
 """
 
 import logging
@@ -68,16 +68,16 @@ from celery_singleton_lock.stores.redis.store import Store
 class Phase(IntEnum):
     """How far a run is; it only goes forward."""
 
-    ASKING = 0  # for its lock
-    RUNNING = 1  # its body, under its lease
-    UNLOCKED = 2  # its body runs without a lease
-    ENDED = 3  # and its marker has yet to say that its result is stored
-    OVER = 4  # and nothing of it is left to do
+    ASKING = 0  # the run has no lock yet
+    RUNNING = 1  # the body runs under a lease
+    UNLOCKED = 2  # the body runs without a lease
+    ENDED = 3  # the marker does not say yet that the result is stored
+    OVER = 4  # nothing is left to do
 
 
-# Names of their own: a look into an enum costs a call before Python 3.12.
+# Names of the module: before Python 3.12, reading a member of an enum costs a call.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
-# In their order.
+# Indexed by phase.
 _LEADS_TO = (
     (RUNNING, UNLOCKED, OVER),
     (ENDED, OVER),
@@ -104,7 +104,7 @@ class Run:
 
     # The error for which the body calls `retry()`.
     retry_error: BaseException | None = None
-    # Once RETRY is stored: the key of the message that comes next.
+    # The lock key of the next attempt, once RETRY is stored.
     stored_retry: str | None = None
     # The call was requeued, or left to another delivery of its message.
     was_passed_on = False
@@ -143,7 +143,7 @@ class Run:
 
     @property
     def can_be_requeued(self) -> bool:
-        """Its message can go back to the broker: it has one of its own."""
+        """The run has a message of its own, which can go back to the broker."""
         return self.way in ("first", "copy")
 
     def _deadman(self) -> DeadMan:
@@ -166,7 +166,7 @@ class Run:
             facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
         facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
         if self.way == "item" and (item := state_of(request)) is not None:
-            # The task that has this task id is its map.
+            # `item_of` is the task id of the map, so the name has to be the map's, too.
             facts.task_id = item.item_of
             facts.task_name = item.map_name
         if options.min_hold and not options.unique_in_queue:
@@ -187,7 +187,7 @@ class Run:
     def on_lost(self, lease: Holding, reason: LostReason) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says."""
         policy = self.options.on_lost
-        # A lost lease with a timer kills this process; one that is asked to stop has time to end in order.
+        # The timer of a lost lease kills this process. A holder that is asked to stop has time to end in order.
         is_killed = policy == "kill" and lease.state is LOST
         if policy != "warn" and not is_killed:
             self.interrupt.send(lease, LockLost(lease.key, reason))
@@ -203,9 +203,9 @@ class Run:
     def store_retry(
         self, why: BaseException | None, key: str, traceback: str | None = None, *, may_be_over: bool = False
     ) -> None:
-        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings.
+        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of the next attempt.
 
-        If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide the end of that one.
+        If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide its end.
         """
         store_retry_once(self.task.backend.__class__)
         # With `store_errors_even_if_ignored` alone a requeued call leaves no RETRY: it is no error, and nothing would
@@ -220,7 +220,7 @@ class Run:
         if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
-            # Its body runs under its soft time limit, or not at all.
+            # A soft time limit that passes here ends the run; otherwise the body would run without that limit.
             self._store(store, raises=(SoftTimeLimitExceeded,))
 
     @property
@@ -228,7 +228,7 @@ class Run:
         return bool(self.task.ignore_result or self.request.ignore_result)
 
     def _store(self, store: Callable[..., Any], raises: tuple[type[Exception], ...] = ()) -> None:
-        """Store a state that is no end."""
+        """Store a state that is not final."""
         try:
             store(request=self.request)
         except raises:
@@ -239,9 +239,9 @@ class Run:
     # How it ends without its body.
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """Its end as REVOKED, which `store_revoked` stores; or without a result in the header of a chord.
+        """The end as REVOKED, which `store_revoked` stores; None as the result of an item, or of a member of a chord.
 
-        The body of a chord waits for every member.
+        The body of a chord waits for the result of every member.
         """
         # An item has no state of its own to store; its map has a place for its result.
         is_part = self.way == "item" or self.request.chord
@@ -269,7 +269,7 @@ class Run:
             log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
-        """Return if it may still publish a retry or a replacement: nothing of it comes after its successor."""
+        """Raise `LockLost` if the run was replaced: its retry or replacement would run after its successor."""
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
@@ -288,7 +288,7 @@ class Run:
         self.go_to(OVER if self.lease.ending is None else ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
-        """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
+        """The body has begun, and has raised an error or lost its lease; a retry is no failure, REVOKED is one."""
         if self.phase is ASKING or (self.stored_retry is not None and not self.was_replaced):
             return False
         if isinstance(error, Ignore | Reject | Retry):
@@ -296,27 +296,27 @@ class Run:
         return error is not None or self.lease.lost_reason is not None
 
     def _end_cooldown(self) -> None:
-        """Let the next call come at once: in a queue mode its cool-down began as it was published."""
+        """End the cool-down, so that the next call can come at once; in a queue mode it began with the publication."""
         self.claim.min_hold = 0.0
         if self.options.unique_in_queue:
             unmark(self.store, self.key, self.task_id)
 
     def give_back(self) -> None:
-        """Give back what it holds; nothing if that was done."""
+        """Give back what the run holds, unless that was done."""
         if self.lease.unreleased:
             self.lease.give_back()
         if not (self.lease.was_granted or self.was_passed_on):
             self.unmark()
 
     def finish(self) -> None:
-        """Leave nothing behind, now that its result is stored; nothing if that was done."""
+        """Leave nothing behind, now that the result is stored; a second call does nothing."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored()
             self.go_to(OVER)
 
     def _mark_stored(self) -> None:
-        """Say that the result is stored, if later deliveries look for it; in the background if the store is silent."""
+        """Write into the marker, if any, that the result is stored; in the background if the store is silent."""
         ending = self.lease.ending
         if ending is None or ending.outcome != "ended":
             return
@@ -347,7 +347,7 @@ class Run:
             count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers
         if type(headers) is dict:
-            # A body may hand its headers on to other calls.
+            # A body may hand its headers on to other calls, which must not have the token of this delivery.
             headers.pop(DELIVERY, None)
         if not self.notes.published:
             self.notes = self.notes.dated(partial(self.store.time, self.key))
