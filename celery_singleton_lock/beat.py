@@ -91,7 +91,7 @@ class SingletonSchedulerMixin(Scheduler):
             entry = schedule[name]
             last = slot.sent
             own = _microseconds(entry.last_run_at)
-            # Before its first run, a scheduler may give its own start as `last_run_at`: that is no run.
+            # Before an entry's first run, its `last_run_at` may be the scheduler's start: that is no run.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             if last > now and hasattr(entry.schedule, "run_every"):

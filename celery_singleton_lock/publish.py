@@ -76,7 +76,7 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def in_place_of(origin: Origin) -> AbstractContextManager[None]:
-    """Note on each call of the same key that is published inside that it replaces this run."""
+    """Each call of the same key that is published inside gets a note: it replaces this run."""
     return _inside(_origin, origin)
 
 
@@ -126,7 +126,7 @@ def _known_of(
         return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None
     headers = options.get("headers")
     task_id = options.get("task_id")
-    # Without a task id it is a new call, even if its body has handed on the headers of its own.
+    # Without a task id it is a new call, even if the body that publishes it has handed on its own headers.
     notes = Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = _of_a_dead_run.get()
     if options.get("retries") and not notes.published:
@@ -170,7 +170,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    # First, because until then another thread may be binding the task, which has no request yet.
+    # First, because this waits while another thread binds the task, which has no request until then.
     wanted = task.lock_options
     run = _own_run(task, options)
     notes, key = _known_of(task, run, args, kwargs, options)
@@ -286,7 +286,7 @@ def _now(task: Task, key: str) -> int:
 
 
 def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
-    """How a call is marked for which somebody waits, so that it is sent in any case; empty for every other call."""
+    """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
     # The body of a chord has the id that it got with its chord.
     is_waited_for = any(map(options.get, _WAITED_FOR)) or (has_own_id and _is_body_of_chord(options["task_id"]))
     if DUE_HEADER in options["headers"] or not is_waited_for:
@@ -452,7 +452,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the call can no longer begin; for which it is due, 0 without `expires`; and until it is due."""
+    """Seconds until the call can no longer begin; from its due time to then, 0 without `expires`; until it is due."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl

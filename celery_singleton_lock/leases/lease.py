@@ -167,7 +167,7 @@ class Hold:
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""Only contexts keep a hold of `Lock.acquire`. A block's hold is in its `Lock`: any context may leave the block.
+"""A hold of `Lock.acquire` lives in contexts alone, that of a block in its `Lock`: any context may leave the block.
 
 Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
 """

@@ -34,7 +34,7 @@ the process listens before it asks. A turn that the store has lost begins anew, 
 While a turn is UNHEARD, others are called in its place. The turn keeps its place: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
 
-A call may be lost, or a holder may die. So in each process the first turn of each lock looks without being called. It
+A call to a turn may get lost, or a holder may die. So in each process the first turn of each lock looks by itself. It
 looks every two seconds if it is among the next few, or if nobody can listen. Otherwise it looks once in a ttl.
 """
 
@@ -55,11 +55,11 @@ from celery_singleton_lock.stores.redis.store import Store
 
 # The scripts' word to a turn that is called. After any other word, as `near`, the turn looks.
 _FREE = "free"
-# Turns of a lock that look in a process that cannot listen.
+# How many turns of a lock look in a process that cannot listen.
 _A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next turn looks after a turn has come by its own look: a place may be free for both.
+# When a turn has come by its own look, the next looks after so many seconds: a place may be free for both.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days at once.
@@ -205,7 +205,7 @@ class Line:
             return
         if text in (LISTENING, DEAF):
             lock.is_deaf = text == DEAF
-        # A call may have been sent before this process listened.
+        # The turn may have been called before this process listened.
         for one in tuple(ones):
             self.thread.put(partial(self._look, lock, one))
 

@@ -22,7 +22,7 @@ from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, LockState, Succession
 
-# The part of a time limit that a run may wait in its place; the rest is for the body.
+# The part of a time limit that a run may wait in its slot; the rest is for the body.
 _SHARE = 1 / 4
 
 _NO_LIMITS: tuple[float | None, float | None] = None, None
@@ -49,7 +49,7 @@ class WaitsHere(NamedTuple):
 class Policy(ABC):
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
-    # Its runs wait in their places, so they must not wait for a message, which may need that very place.
+    # Its runs wait in slots of the pool, so they must not wait for a message, which may need that very slot.
     occupies_a_slot = False
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
@@ -61,7 +61,7 @@ class Policy(ABC):
         return self
 
     def for_later_attempt(self) -> "Policy":
-        """The nearest policy for a run that would be lost for nothing, because no call runs in its place."""
+        """The nearest policy for a run whose work would be lost: the call in its way has ended, or may never come."""
         return self
 
     def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
@@ -186,7 +186,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
-        # A policy that gives up has done so before, so a timeout that has passed bounds nothing here.
+        # After the timeout only `rerun` and `replace` get here, and it does not bound their delay.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
@@ -203,7 +203,7 @@ def _waiting_left(run: Run, conflict: Conflict) -> float:
 
 
 def remember_limits(worker: Any) -> None:
-    """Keep the time limits of the command line for the pool's processes, which are forks and do not get them."""
+    """Keep the limits of the command line for the pool's processes: Celery tells them none, but forks inherit this."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
     _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
@@ -243,7 +243,7 @@ _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # Without an end of an earlier call with this id, any end is the holder's, so no clocks need comparing.
+    # If no end is stored under this id yet, any that comes is the holder's, so no clocks need comparing.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     fence = at if holder.goes_before else holder.fence
@@ -266,8 +266,8 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
         )
     if outcome == states.FAILURE:
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
-    # comes. The word of an earlier run with this task id has an older fence.
+    # A run that goes on by `retry()` or `replace()` may end much later, so it has stored its fence; an older fence is
+    # that of an earlier run with this task id. Even then the wait has an end, because a message may be lost.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
@@ -296,7 +296,7 @@ def telling_joiners(run: Run) -> Iterator[None]:
 def _tell_joiners(run: Run) -> None:
     """Tell the calls that have joined the run to wait for its retry, or for the tasks of `replace()`."""
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Under an id of its own, because the last of those tasks stores its states under the id of the result.
+        # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
         try:
             # STARTED may be overwritten: a later run of the call writes this again, with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
@@ -306,7 +306,7 @@ def _tell_joiners(run: Run) -> None:
 
 
 def _may_be_joined(task: Task) -> bool:
-    """There may be joiners: this app knows which of its tasks have that policy and a lock of this name."""
+    """A call may join: always assumed with a `lock_name`, else if a task of this app with `join` has this lock."""
     if option_of(task, "name") is not None:
         return True
     tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]

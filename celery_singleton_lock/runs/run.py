@@ -208,7 +208,7 @@ class Run:
         If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide its end.
         """
         store_retry_once(self.task.backend.__class__)
-        # With `store_errors_even_if_ignored` alone a requeued call leaves no RETRY: it is no error, and nothing would
+        # For a task that keeps only errors, a requeue stores no RETRY: it is no error, and a success would not
         # overwrite it.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):

@@ -232,7 +232,7 @@ def _holder(
     since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
     words = grant.split(" ")
     known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
-    # A task's name that is the name of the lock is not stored. `call_ended` is only of a run that may go on.
+    # A task's name that is the name of the lock is not stored. `call_ended` is said of a run, not of its cool-down.
     known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
     known |= {"keeps_result": _NO_RESULT not in words, "call_ended": _ENDED in words and state is HolderState.HELD}
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
