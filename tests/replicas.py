@@ -23,6 +23,22 @@ def replicated(kind: str, number: int, *arguments: str) -> Iterator[tuple[Server
         yield master, replicas
 
 
+def wait_until_replicated(master: Server, number: int) -> None:
+    """Wait until so many replicas have all that is written now.
+
+    WAIT on a connection without a write of its own waits for nothing.
+    """
+    with master.client() as client:
+        written = client.info("replication")["master_repl_offset"]
+
+        def have_it() -> bool:
+            told = client.info("replication")
+            replicas = [told[f"slave{place}"] for place in range(told["connected_slaves"])]
+            return sum(replica["offset"] >= written for replica in replicas) == number
+
+        until(have_it, f"{number} replicas have it")
+
+
 def halt(server: Server) -> None:
     """From now on it acknowledges nothing, and loses nothing."""
     os.kill(server.pid, signal.SIGSTOP)

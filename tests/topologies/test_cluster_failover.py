@@ -15,6 +15,7 @@ from tests.clusters import Cluster, Node, clustered
 from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing, publish
 from tests.proxy import Proxy
+from tests.replicas import wait_until_replicated
 from tests.topologies.leases import (
     AT_ONCE,
     TTL,
@@ -38,11 +39,6 @@ ENOUGH = 60
 def names_at(cluster: Cluster, node: Node, number: int) -> list[int]:
     """So many names whose locks are at that server."""
     return [name for name in range(ENOUGH) if cluster.owner(claim_of(name).key) is node][:number]
-
-
-def wait_until_replicated(master: Node) -> None:
-    with master.client() as client:
-        until(lambda: client.wait(1, 100) == 1, "its replica has it")
 
 
 def stop_replication(master: Node, replica: Node) -> None:
@@ -69,7 +65,7 @@ def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_a
     leases = [held(cleanup, store, there), held(cleanup, store, elsewhere.pop())]
     for name in elsewhere:
         granted(store, name)
-    wait_until_replicated(dead)
+    wait_until_replicated(dead, 1)
 
     def die() -> None:
         cluster.kill(dead)
@@ -88,7 +84,7 @@ def test_a_master_that_hangs_is_as_good_as_dead(shaken_cluster: Cluster, cleanup
     paused = shaken_cluster.masters[0]
     there, next_there = names_at(shaken_cluster, paused, 2)
     lease = held(cleanup, store, there)
-    wait_until_replicated(paused)
+    wait_until_replicated(paused, 1)
 
     def wait_for_another() -> float:
         return shaken_cluster.wait_for_another(claim_of(next_there).key, paused)
@@ -108,7 +104,7 @@ def test_a_failover_by_hand_costs_next_to_nothing(
     before = cluster.masters[0]
     there, next_there = names_at(cluster, before, 2)
     lease = held(cleanup, store, there)
-    wait_until_replicated(before)
+    wait_until_replicated(before, 1)
     after = cluster.fail_over(lease.key)
 
     assert seconds_to_a_grant(store, next_there) < AT_ONCE
@@ -126,7 +122,7 @@ def test_a_failover_by_hand_is_told_by_a_process_that_has_one_key_there(
     before = shaken_cluster.masters[0]
     (only,) = names_at(shaken_cluster, before, 1)
     lease = held(cleanup, store, only)
-    wait_until_replicated(before)
+    wait_until_replicated(before, 1)
     after = shaken_cluster.fail_over(lease.key)
 
     until(lambda: f"master=127.0.0.1:{after.port} before=127.0.0.1:{before.port}" in caplog.text, "it is told")
@@ -144,7 +140,7 @@ def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
     store.acquire(claim_of(name, ttl=60.0))
     with Waiter(store, claim_of(name, token="waits")) as waiter:
         assert isinstance(waiter.ask(), float)
-        wait_until_replicated(dead)
+        wait_until_replicated(dead, 1)
         shaken_cluster.kill(dead)
         shaken_cluster.wait_for_another(claim_of(name).key, dead)
         waiter.sleep(20)

@@ -12,6 +12,7 @@ from celery_singleton_lock import CallRevoked
 from tests.clusters import Cluster
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
+from tests.replicas import wait_until_replicated
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
@@ -35,8 +36,7 @@ def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(
         key = tasks.import_catalogue.lock_key_for(7)
         assert {row["key"]: row["task_id"] for row in listed(environment)} == {key: first.id}
         dead = shaken_cluster.owner(key)
-        with dead.client() as client:
-            until(lambda: client.wait(1, 100) == 1, "its replica has the lease")
+        wait_until_replicated(dead, 1)
         shaken_cluster.kill(dead)
         shaken_cluster.wait_for_another(key, dead)
 

@@ -11,7 +11,7 @@ from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.contract.chapters.hearing import CHANNEL, hearing, publish
 from tests.proxy import Proxy
-from tests.replicas import halt
+from tests.replicas import halt, wait_until_replicated
 from tests.sentinels import NAME, Deployment, deployed
 from tests.topologies.leases import (
     AT_ONCE,
@@ -36,11 +36,6 @@ OVERLAP = LAST_WRITE + TTL / 3 + 0.5
 """Seconds for which two may hold a lock: the last renewal before the cut is replicated, and none after it."""
 
 
-def wait_until_replicated(deployment: Deployment) -> None:
-    with deployment.master.client() as client:
-        until(lambda: client.wait(2, 100) == 2, "both replicas have it")
-
-
 def assert_that_the_next_one_grants_soon(store: Store, deployment: Deployment) -> None:
     """Kill the master, and wait for a grant."""
     dead = deployment.master
@@ -57,7 +52,7 @@ def test_after_the_master_has_died_the_next_grant_comes_soon_and_held_leases_are
 ) -> None:
     store = opened(cleanup, of_each_kind.url)
     lease = held(cleanup, store)
-    wait_until_replicated(of_each_kind)
+    wait_until_replicated(of_each_kind.master, 2)
 
     assert_that_the_next_one_grants_soon(store, of_each_kind)
     renewed_after(lease, "it is renewed at the new master")
@@ -69,7 +64,7 @@ def test_after_the_master_has_died_the_next_grant_comes_soon_and_held_leases_are
 def test_a_master_that_hangs_is_as_good_as_dead(shaken: Deployment, cleanup: ExitStack) -> None:
     store = opened(cleanup, shaken.url)
     lease = held(cleanup, store)
-    wait_until_replicated(shaken)
+    wait_until_replicated(shaken.master, 2)
     hanging = shaken.master
 
     # Of the time, one second is what a connection waits for a reply.
@@ -82,7 +77,7 @@ def test_a_master_that_hangs_is_as_good_as_dead(shaken: Deployment, cleanup: Exi
 def test_a_failover_by_hand_costs_next_to_nothing(of_each_kind: Deployment, cleanup: ExitStack) -> None:
     store = opened(cleanup, of_each_kind.url)
     lease = held(cleanup, store)
-    wait_until_replicated(of_each_kind)
+    wait_until_replicated(of_each_kind.master, 2)
     before = of_each_kind.master
     of_each_kind.fail_over()
 

@@ -12,7 +12,7 @@ from celery import Celery
 from celery_singleton_lock import CallRevoked, SingletonTask
 from tests.gates import open_gate
 from tests.recorder import Recorder
-from tests.replicas import go_on, halt, replicated
+from tests.replicas import go_on, halt, replicated, wait_until_replicated
 from tests.sentinels import Deployment
 from tests.servers import Server
 from tests.waiting import until
@@ -63,8 +63,7 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
     with workers(APP, {"TEST_SENTINELS": url, "TEST_RECORD": record}) as (worker,):
         first = tasks.import_catalogue.delay(7)
         until(lambda: recorder.events("enter"), "the first call runs")
-        with shaken.master.client() as client:
-            until(lambda: client.wait(2, 100) == 2, "both replicas have its lease")
+        wait_until_replicated(shaken.master, 2)
         dead = shaken.master
         dead.stop()
         shaken.wait_for_another(dead)
