@@ -69,7 +69,7 @@ class LostConnection(StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def start(self, consumer: Any) -> None:
-        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge before that."""
+        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge at once."""
         pool: Any = getattr(consumer.pool, "_pool", None)
         if hasattr(pool, "flush"):
             consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
@@ -111,7 +111,7 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Mark these runs as if copies had asked: while all children are busy, a copy comes after its run has ended."""
+    """Let these runs leave done markers: while all children are busy, a copy asks only after its run has ended."""
     silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease

@@ -246,7 +246,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """A lock that keeps out all runs of a call with these arguments, of which those that make the key are enough.
+        """A lock that keeps out all runs of a call with these arguments. Only those that make the key are needed.
 
         The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 
@@ -307,7 +307,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; a run that was replaced must not replace itself. `until_executed` includes what replaces it."""
+        """As Celery's, unless the run was replaced. In `until_executed` its call counts as queued until *sig* ends."""
         run = run_of(self.request)
         if run is None:
             return super().replace(sig)
@@ -317,7 +317,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's from 5.5 on: if no worker traces the task, the body sees the request for which it runs."""
+        """As Celery's from 5.5 on: the request that Celery's `__call__` pushes has the fields of the present one."""
         self.request_stack.push(self._request_inside(*args, **kwargs))
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
@@ -389,7 +389,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Raise if a `__call__` before ours runs the task again; its body, or a hook after that, may call the task."""
+        """Raise if a subclass's `__call__` calls ours again after the run."""
+        # The body may call its task, and so may a later hook where no subclass has a `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

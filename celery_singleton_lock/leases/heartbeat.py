@@ -219,7 +219,7 @@ class RenewalThread(DaemonThread):
 
     def _ask(self, holdings: list[Renewable]) -> list[Renewal]:
         now = clock()
-        # The bound is the nearest deadline, so that a loss is reported as it passes. A late beat waits for one reply.
+        # The bound is the nearest deadline, so that a loss is reported as it passes. A passed one counts as a second.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:

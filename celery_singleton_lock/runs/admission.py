@@ -112,7 +112,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, _refused_copy(run, answer))
-    # A skip would lose the work: the holder's call has ended, or nobody runs yet, and the successor may never come.
+    # A skip would lose the work if the call in its way has ended, or if a later attempt meets one that may never come.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
@@ -157,8 +157,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A copy must not end its call in favour of a later one, unless the newest call wins: an earlier delivery may have
-    # begun.
+    # A copy heeds no queued call, because an earlier delivery may have begun. With `rerun` and `replace` it yields to a
+    # newer call all the same.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
     if heeds or run.notes.marked:
@@ -178,7 +178,7 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The run replaces the holder, or has its task id, so a result of this run would overwrite the holder's."""
+    """The holder published this run by `replace()`, or has its task id: a result here would overwrite the holder's."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -215,7 +215,7 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # A retry waits for the run that it continues, which may be its sibling's.
+        # Every sibling gets this retry, so the run that it continues may be another sibling's. It waits for that run.
         return POLICIES["wait"]
     return policy.without_broker(run)
 
@@ -259,7 +259,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # The run of this retry was replaced, and no other delivery will end the marks.
+        # It may be a retry of a run that was asked to stop. Then no other delivery ends the marks.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would overwrite the state of the other delivery.

@@ -95,7 +95,7 @@ def _end_later_steps(task: Task, error: CallRevoked) -> None:
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord in the chain never begins, so its members are not counted: its body ends as they do.
+        # Count a step only for a chord around the chain. One inside never begins: its body, too, is ended here.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 

@@ -162,9 +162,9 @@ local function ranks_before(each)
   return #before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call does not wait
--- for a later successor: the successor heeds the queued mark, and both would wait for each other. A call does not wait for a
--- successor that ends in its favour: if such calls come faster than the successor asks again, none would ever run.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call does not
+-- wait for a later successor: the successor heeds the queued mark, and both would wait for each other. Nor does a call
+-- wait for a successor that it displaces: if newer calls came faster than successors ask again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -194,7 +194,7 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- If the caller gets the free place, no other turn has to be called instead of the missed ones.
+  -- Call others in place of the turns that were called and have not come, unless the caller takes the place.
   if missed > 0 and (looks or free <= #before) then
     call_next(key, line, held, 0)
   end
@@ -295,7 +295,7 @@ if queued_until and is_queued and queued.deadline < queued_until then
 end
 
 -- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. A `rerun` call does so only if
--- it has come again and no successor is coming. A first request just waits for the run. While a successor is coming, `next`
+-- it has come again and no successor is coming. Otherwise it becomes the successor. While a successor is coming, `next`
 -- tells which call is the newest. A `rerun` does not displace the successor of another task: there is one `next`, and
 -- the call asks again. A holder is asked to stop only once its successor was requeued: before, that message may be lost.
 local next_one
