@@ -452,7 +452,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the call can no longer begin; from its due time to then, 0 without `expires`; until it is due."""
+    """Seconds: until the call can no longer begin; of those, after it is due (0: `lock_queue_ttl`); until it is due."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl

@@ -1,6 +1,6 @@
 """A claim, from the first request for it to its release. Users see a granted one as a `Lease`.
 
-A claim goes through these states. A state is one write, because a signal may raise between any two:
+A claim goes through these states. Each change is a single write, because a signal may raise between two:
 
     NEW            it is asked for                             ASKING
     ASKING         refused, and nothing of it is in the store  NEW
@@ -183,7 +183,7 @@ class Holding(Renewable):
     def wait(self, timeout: float | None = None) -> Verdict:
         """After a refusal, wait in line for it, until it is ours or *timeout* seconds are over; errors as `acquire`.
 
-        The holder's release calls the next in line. If the holder has died, the first find that at its deadline.
+        The holder's release calls the next in line. If the holder has died, the first in line see it at its deadline.
 
         Returns:
             The last answer. Unless it is a grant, `release` gives the turn back, as after an exception.
@@ -216,7 +216,7 @@ class Holding(Renewable):
             log.write(level, "lock.acquired", key=self.key, task_id=self.task_id, **told)
 
     def report_granted(self) -> None:
-        """Count its grant, and send `lock_acquired`; likewise at its release."""
+        """Count its grant, and send `lock_acquired`. Its release is then counted and sent as well."""
         self._is_reported = True
         counters.add(self.store, self.key, "acquired", self._task, "", self.waited)
         if self.grant.took_over:
@@ -292,7 +292,7 @@ class Holding(Renewable):
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, and raise its error; if it is the last one, `give_back` has to follow."""
+        """Count a release, or raise why it is not possible. True for the last one: `give_back` has to follow."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")

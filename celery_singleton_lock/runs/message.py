@@ -60,11 +60,11 @@ class Notes:
     is_copy: bool = False  # the message may have been delivered before
     joins: str = ""  # the task id of the run that the call has joined
     joins_fence: int = 0  # fence of the joined run, as last seen; a lower bound until that run begins
-    joins_since: int = 0  # publication of the joined run, if an earlier call with its task id has left a result
+    joins_since: int = 0  # 0, or the joined run's publication: an older result under its task id is an earlier call's
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
-    is_bare: bool = False  # the message came without notes, so its other deliveries do not know `published`
-    unanswered: int = 0  # microseconds spent without an answer of the store, up to the next delivery
+    is_bare: bool = False  # the message came without notes, so each delivery of it makes up another `published`
+    unanswered: int = 0  # microseconds without an answer of the store, with the delay of the last requeue
     origin: Origin | None = None  # the run that the call replaces
     task_id: str = ""  # of the call that these notes are about: a body may hand its headers on to another call
     marked: bool = False  # the call was published as queued, even if its task has another mode by now
@@ -148,7 +148,7 @@ def _known_in(written: Any) -> dict[str, Any]:
 
 
 def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
-    """The claim of a message's run, as its main process can make it, too; `admit` adds what the policy needs."""
+    """The claim of a message's run. A main process can make it, too; `admit` adds what the policy needs."""
     claim = Claim(key, token, options.ttl, options.limit, Facts(task_id, options.holder_name))
     # Assigned afterwards, because a keyword costs more than the field, and each run makes a claim. Without its attempt,
     # a retry would be taken for a copy of the run before it.
@@ -200,7 +200,7 @@ class Delivery:
 
 
 class RequestState:
-    """Our state on a request, for one task id; a header of the same name has another type."""
+    """Our state on a request, for one task id. Only its type tells it from a header named `singleton_state`."""
 
     run: "Run | None" = None
     # Task id and name of the map, starmap or chunks whose item it is.
@@ -208,7 +208,7 @@ class RequestState:
     map_name: str = ""
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
-    # Seconds that the items of a map have waited in their places.
+    # Seconds that the items of a map have waited in its slot.
     waited: float = 0.0
 
     def __init__(self, request_id: str | None) -> None:
@@ -269,7 +269,7 @@ def delivery_of(request: Context) -> Delivery:
     """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
-        # A header of that name that somebody else wrote comes here only where no worker has replaced it.
+        # A tuple is a worker's. Anything else is a header that somebody wrote, and that no worker has replaced.
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
@@ -287,7 +287,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
     return bool(
         request.retries
-        # The steps of a chain that replaces a task are nested, too. Only a task in its place has its own id as parent.
+        # A chain's steps are nested, too. A single replacement has the task's own id, so its parent's id is its own.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )
@@ -322,7 +322,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
     """The message is here for so long that the broker may have delivered it elsewhere.
 
-    With *late*, or it will be before the broker hears that the body has ended.
+    With *late*, also if that will be so before the broker hears that the body has ended.
     """
     timeout = options.visibility_timeout
     age = clock() - delivery.received

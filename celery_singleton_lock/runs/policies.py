@@ -61,7 +61,7 @@ class Policy(ABC):
         return self
 
     def for_later_attempt(self) -> "Policy":
-        """The nearest policy for a run whose work would be lost: the call in its way has ended, or may never come."""
+        """The nearest policy that loses no work: the call in the run's way has ended, or may never come."""
         return self
 
     def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
@@ -209,7 +209,7 @@ def remember_limits(worker: Any) -> None:
 
 
 def longest_wait(run: Run) -> float:
-    """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
+    """Seconds for which the run may still wait in its slot; infinite if no time limit ends it there."""
     # For an item, the time limit of its map goes on.
     timed = run.task
     request = run.request
@@ -243,7 +243,7 @@ _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If no end is stored under this id yet, any that comes is the holder's, so no clocks need comparing.
+    # If no result is stored under this id yet, the next one is the holder's. Otherwise their times tell them apart.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     fence = at if holder.goes_before else holder.fence
@@ -266,8 +266,8 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
         )
     if outcome == states.FAILURE:
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so it has stored its fence; an older fence is
-    # that of an earlier run with this task id. Even then the wait has an end, because a message may be lost.
+    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. An
+    # older fence is an earlier run's with this task id. Even then the wait has an end, because a message may be lost.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
@@ -306,7 +306,7 @@ def _tell_joiners(run: Run) -> None:
 
 
 def _may_be_joined(task: Task) -> bool:
-    """A call may join: always assumed with a `lock_name`, else if a task of this app with `join` has this lock."""
+    """Whether a call may join. With a `lock_name`, always; else if a task of this app has this lock and `join`."""
     if option_of(task, "name") is not None:
         return True
     tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]

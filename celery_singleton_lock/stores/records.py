@@ -38,7 +38,7 @@ class Facts:
 
 
 WHOLE = "*"
-"""Begins the token of a claim on the whole lock: granted while no place is taken, and then no other place is."""
+"""Begins the token of a claim on the whole lock: granted if no place is taken; then no other place is granted."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Claim:
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # for how long older calls then end in its favour
+    supersedes_for: float = 0.0  # for how long older calls end in its favour, once one has
     newest: Newest = ""
     queued_for: float = 0.0  # if refused, the call still counts as queued for so long
     turn_for: float = 0.0  # if refused, the call has a turn for so long
@@ -132,7 +132,7 @@ class Slot:
     entry: str
     due: int
     fence: int  # of the lease under which it is claimed
-    sent: int = 0  # when the entry was last sent, or began; 0 if never
+    sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`; 0 if never
 
 
 class HolderState(StrEnum):
@@ -167,8 +167,7 @@ class Holder:
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
             example, gives its result to its caller only.
         call_ended: Its call has ended, although its run may go on. The next call may be published.
-        due_for: Seconds from the moment at which a queued call is due to the end of its mark. 0 stands for
-            `lock_queue_ttl`.
+        due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
         is_unheard: Nobody listened when the turn was called, so others are called in its place.
         refused_at: When the call of a turn was refused first, in microseconds.

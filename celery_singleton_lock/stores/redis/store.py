@@ -145,7 +145,7 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Place:
-        """Ask whether the turn of a waiting message has come. If it runs next, its place is kept for longer."""
+        """Ask whether the turn of a waiting message has come. If its call is next, that mark lasts for longer."""
         return encoding.place_in(self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))[0])
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
@@ -265,7 +265,7 @@ class Store:
         self.request(encoding.MARK_DONE, key, encoding.MARK_DONE.arguments(marker=marker, **ending))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot that was not sent. False if it was sent, or another beat leads."""
+        """Claim a slot, a moment of a beat's entry. False if it was sent, or another beat leads."""
         return self._change_slot(key, "claim", slot)
 
     def note_slot(self, key: str, slot: Slot) -> bool:

@@ -9,10 +9,10 @@
 -- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn has become
 -- one of the next few, or that the store has learned when a place will be free. The listener then asks when that will be.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
--- because it outlives the execution that took the turn. A rank is the moment of the first refusal, then the publication. A
--- call that was published earlier, but refused within the same two seconds, takes the rank of the call it goes before. The
--- message carries its rank, and gets its place back if the store has lost the turn. leases/line.py has the table of the
--- states.
+-- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
+-- the earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
+-- the rank of the call it goes before. The message carries its rank, and gets its place back if the store has lost the
+-- turn. leases/line.py has the table of the states.
 local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_turn, walk_line, begin_line_at, call_next
 local set_range, keep_turn, read_lock
 local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
@@ -188,8 +188,8 @@ function begin_line_at(key, line, front, unheard)
 end
 
 -- Call the turns for which a place is free while `held` are taken. If those are fewer than `least`, tell the next turns that
--- they are near, so that they learn when a place will be free. Returns whether more turns have to be called. Only a release
--- then calls on; after another script, the next turn finds the place when it looks.
+-- they are near, so that they learn when a place will be free. Returns whether more turns have to be called. After a
+-- release the client has them called; after another script, the next turn finds the place when it looks.
 function call_next(key, line, held, least)
   local called = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
@@ -315,7 +315,7 @@ function keep_turn(key, line, turn, ticket, own)
   return line, ticket, turn.rank
 end
 
--- Read all of a lock but its facts and its turns, and the ticket of one turn.
+-- Read a lock, with the ticket of one turn, but without its facts and its turns.
 function read_lock(key, who)
   local known = redis.call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
