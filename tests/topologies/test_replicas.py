@@ -11,7 +11,7 @@ from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.proxy import Proxy
-from tests.replicas import go_on, halt, replicated
+from tests.replicas import go_on, halt, replicated, wait_until_replicated
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS, Server
 from tests.topologies.leases import held, leased, opened
@@ -21,7 +21,6 @@ from tests.topologies.test_failover import (
     assert_that_the_next_one_grants_soon,
     claim_of,
     renewed_after,
-    wait_until_replicated,
 )
 from tests.waiting import until
 
@@ -125,7 +124,7 @@ def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kep
     store = opened(cleanup, shaken.url, replicas=1)
     # Nothing counts until the other replica follows the new master.
     lease = held(cleanup, store)
-    wait_until_replicated(shaken)
+    wait_until_replicated(shaken.master, 2)
 
     assert_that_the_next_one_grants_soon(store, shaken)
     renewed_after(lease, "it is renewed at the new master")
