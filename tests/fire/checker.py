@@ -242,6 +242,9 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
+    if call.error == "Reject" and _has_lost_its_retry(traces):
+        # Celery rejects the message then, once and for all.
+        return "its retry could not be published", ""
     if call.error in _INHERITED and "joined" in traces.conflicts:
         return "failed with another", ""
     return "failed", f"it failed with {call.error}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"

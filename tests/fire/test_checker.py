@@ -141,6 +141,7 @@ def test_what_bodies_show(events: list[Event], broken: str) -> None:
         ),
         (Call("a", "skip", "FAILURE", "StruckError"), [], run(1, 2, task="skip", outcome="StruckError")),
         (Call("a", "retrying", "RETRY"), [], run(1, 2, task="retrying", outcome="Reject")),
+        (Call("a", "retrying", "FAILURE", "Reject"), [], run(1, 2, task="retrying", outcome="Reject")),
         (Call("a", "skip"), run(1, None, task="skip"), dies(2)),
         (Call("a", "skip"), run(1, 2, task="skip"), dies(2.1)),
         (Call("a", "skip", "RETRY"), run(1, 2, task="skip", outcome="Revoked") + dies(4.5), SHUT_DOWN),
