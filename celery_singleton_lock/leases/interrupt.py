@@ -91,7 +91,7 @@ class Interrupt:
         if patched_by() is not None:
             self._greenlet = current_greenlet()
             self._hub = hub()
-        elif _hears_signals(thread) and _handler_of(_SIGNAL) is not _deliver:
+        elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
         self._thread = thread

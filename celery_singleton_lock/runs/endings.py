@@ -118,10 +118,10 @@ def store_retry_once(kind: Any) -> None:
     """From now on, a result backend of this kind does not store RETRY again for a run that has stored it."""
     mark_as_retry = kind.mark_as_retry
 
-    def once(backend: Any, task_id: Any, *args: Any, request: Any = None, **kwargs: Any) -> Any:
-        run = run_of(request)
+    def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
+        run = run_of(kwargs.get("request"))
         is_stored = run is not None and run.stored_retry is not None
-        return None if is_stored else mark_as_retry(backend, task_id, *args, request=request, **kwargs)
+        return None if is_stored else mark_as_retry(backend, *args, **kwargs)
 
     kind.mark_as_retry = once
 

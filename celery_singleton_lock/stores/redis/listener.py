@@ -76,7 +76,8 @@ class _Wire:
 class Listener(DaemonThread):
     """Hears the channels of one store, in one thread of one process.
 
-    All but `_heard` and `_changed` is touched by that thread only. A signal may raise anywhere in `add` and `remove`.
+    Callers change `_heard`, `_changed` and `_untold`; only that thread changes the rest. A signal may raise anywhere in
+    `add` and `remove`.
     """
 
     def __init__(self, servers: Connections) -> None:
