@@ -195,14 +195,13 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder,
 
 def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
-    tracking = {**SOON, "TEST_TRACKING": "yes", "TEST_RESULTS": results}
-    with workers(APP, tracking, 1) as (worker,), valkey.client() as broker:
+    with workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,), valkey.client() as broker:
         result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
         assert result.state == "STARTED"
         (unacked,) = broker.hvals("unacked")
         deliver_again(broker, unacked)
-        until(lambda: worker.log().count(f"{result.id}] received") == 2, "its copy is there")
+        until(lambda: worker.log().count(f"{result.id}] received") >= 2, "its copy is there")
         open_gate(recorder, GATE)
         until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped")
 
@@ -229,10 +228,10 @@ def test_a_waiting_message_that_comes_again_runs_once_though_the_broker_does_not
     with workers("tests.acceptance.app", concurrency=1) as (worker,), valkey.client() as broker:
         with task.lock_for("k"):
             result = task.delay("k")
-            until(lambda: worker.log().count(f"{result.id}] received") == 2, "it waits here")
+            until(lambda: worker.log().count(f"{result.id}] received") >= 2, "it waits here")
             (unacked,) = until(lambda: broker.hvals("unacked"), "and is not acknowledged")
             deliver_again(broker, unacked, says_so=False)
-            until(lambda: worker.log().count(f"{result.id}] received") == 3, "its copy waits, too")
+            until(lambda: worker.log().count(f"{result.id}] received") >= 3, "its copy waits, too")
         assert result.get(timeout=60) == 0
         until(lambda: "outcome=dropped" in worker.log() or len(runs(recorder)) > 1, "the other one ends", timeout=60)
 
