@@ -195,7 +195,10 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder,
 
 def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
-    with workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,), valkey.client() as broker:
+    with (
+        workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,),
+        valkey.client() as broker,
+    ):
         result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
         assert result.state == "STARTED"
