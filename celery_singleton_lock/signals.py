@@ -28,7 +28,7 @@ lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`, `rescheduled`, `joined`,
-`superseded` (the call that is named as the holder runs in its place), `parked` (a copy of a run that has not ended,
+`superseded` (the call that is named as the holder runs instead), `parked` (a copy of a run that has not ended,
 which is requeued), `dropped` (a copy of a run that has ended), or `unpublished` (the call was not sent). A run that
 waits in the pool sends the signal only once it stops waiting."""
 

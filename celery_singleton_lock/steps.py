@@ -87,7 +87,7 @@ class LostConnection(StartStopStep):
 
 
 class CallsThatWait(StartStopStep):
-    """A step of the consumer: messages that wait here for their turns are called."""
+    """A step of the consumer: wakes the messages that wait here for their turns."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 

@@ -96,7 +96,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
         lock_limit: The number of runs that may hold the lock at once; by default 1.
-        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its place in the pool, `"join"`:
+        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its slot of the pool, `"join"`:
             ends with the holder's result or error, `"rerun"`: the call published last runs after the present run, or
             `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
@@ -117,7 +117,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
+    # Instead of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
     # a message could store it over the end of the first one.
     stores_started: bool = False
 
@@ -334,7 +334,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
-        """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
+        """As Celery's, in a worker; a request class of the user's does not replace ours."""
         vars(self)["Request"] = request_class_of(self)
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:

@@ -1,7 +1,7 @@
 """Messages that wait for their turn in the main process of a worker, as every message with a countdown does.
 
 Celery keeps such a message in its timer. The message leaves the timer once: at its time, or earlier if its turn is
-called.
+woken.
 """
 
 import socket
@@ -94,12 +94,12 @@ class WaitingMessages:
             end.close()
 
     def _leave_line(self, **_: Any) -> None:
-        """Let others be called from now on, instead of these messages."""
+        """From now on, wake other turns than those of these messages."""
         for one in list(self._waiting):
             self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
-        """As the timer, but sooner when a message that waits for its turn is called."""
+        """As the timer, but sooner for a message whose turn is woken."""
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
             one = args[0].in_line()
@@ -190,4 +190,4 @@ class WaitingMessages:
 
 
 def _nothing() -> None:
-    """In place of what a cancelled entry would have called."""
+    """The function of a cancelled entry."""

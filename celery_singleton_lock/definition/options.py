@@ -231,7 +231,7 @@ class LockOptions:
 
     @property
     def newest_wins(self) -> bool:
-        """A later call takes the place of one that waits or is queued."""
+        """A later call supersedes one that waits or is queued."""
         return self.on_conflict in ("rerun", "replace")
 
     @property

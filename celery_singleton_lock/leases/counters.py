@@ -170,10 +170,10 @@ def _in_buckets(values: list[float]) -> Iterator[tuple[str, int]]:
     values.sort()
     before = 0
     for bound in (*BOUNDS, inf):
-        place = bisect_right(values, bound)
-        if place > before:
-            yield "+Inf" if bound == inf else f"{bound:g}", place - before
-        before = place
+        index = bisect_right(values, bound)
+        if index > before:
+            yield "+Inf" if bound == inf else f"{bound:g}", index - before
+        before = index
 
 
 counters = Counters()

@@ -175,7 +175,7 @@ class Holding(Renewable):
         return answer
 
     def stand_in_line(self) -> None:
-        """From now on, have a turn in the queue if it is refused, at the place of its first refusal."""
+        """From now on, have a turn in the queue if it is refused, at the position of its first refusal."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
         self.claim.rank = self.claim.refused_at

@@ -200,7 +200,7 @@ class Interrupt:
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that has just begun may get the error in place of the body's; then the next try raises it again.
+            # A thread that has just begun may get the error instead of the body; then the next try raises it again.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error

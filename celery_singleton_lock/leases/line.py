@@ -9,21 +9,21 @@ script. The docs draw this table, and the tests play it out:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
-    COMING   it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
+    COMING   it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
     COMING   it asks by itself, and is granted             SERVED    its run
     COMING   ended, given up, broken, or its time is over  GONE      who ends it; an operator; any walk along the line
-    WAITING  it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
-    WAITING  it is called, and nobody listens any more     UNHEARD   a release, or whoever finds a place free
+    WAITING  it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
+    WAITING  it is woken, and nobody listens any more      UNHEARD   a release, or whoever finds a place free
     WAITING  it asks by itself, and is refused             COMING    its run, as its countdown is over
     WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
     WAITING  as above                                      GONE
-    CALLED   it is refused: another one was faster         COMING    its run
-    CALLED   it is refused, and waits in a process         WAITING   the process in which it waits
-    CALLED   it is granted                                 SERVED    its run
-    CALLED   it has not come after three seconds           UNHEARD   any walk along the line
-    CALLED   as above                                      GONE
+    WOKEN    it is refused: another one was faster         COMING    its run
+    WOKEN    it is refused, and waits in a process         WAITING   the process in which it waits
+    WOKEN    it is granted                                 SERVED    its run
+    WOKEN    it has not come after three seconds           UNHEARD   any walk along the line
+    WOKEN    as above                                      GONE
     UNHEARD  its worker listens again, or another one      WAITING   the thread of that worker's `Line`; its process
-    UNHEARD  the same, and it finds a place free           CALLED    the thread of that worker's `Line`
+    UNHEARD  the same, and it finds a place free           WOKEN     the thread of that worker's `Line`
     UNHEARD  it comes, and is refused                      COMING    its run
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
@@ -31,10 +31,10 @@ script. The docs draw this table, and the tests play it out:
 The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
 the process listens before it asks. A turn that the store has lost begins anew, at its old rank.
 
-While a turn is UNHEARD, others are called in its place. The turn keeps its place: once its message is back, it goes
+While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
 
-A call to a turn may get lost, or a holder may die. So in each process the first turn of each lock looks by itself. It
+A wake-up may get lost, or a holder may die. So in each process the first turn of each lock looks by itself. It
 looks every two seconds if it is among the next few, or if nobody can listen. Otherwise it looks once in a ttl.
 """
 
@@ -49,11 +49,11 @@ from typing import Self
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Place, Verdict
+from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
-# The scripts' word to a turn that is called. After any other word, as `near`, the turn looks.
+# The scripts' word that wakes a turn. After any other word, as `near`, the turn looks.
 _FREE = "free"
 # How many turns of a lock look in a process that cannot listen.
 _A_FEW = 8
@@ -100,11 +100,11 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
     return claim.rank, claim.facts.published, claim.facts.task_id
 
 
-def _pause_of(place: Place | Conflict, ttl: float, *, is_deaf: bool) -> float:
-    """Seconds until a turn looks unless it is called before."""
-    if place.is_near:
-        # Nobody calls when a cool-down or a dead holder's lease ends, but that moment is known.
-        return min(_SOON, max(_SHORTEST, place.free_in))
+def _pause_of(position: Position | Conflict, ttl: float, *, is_deaf: bool) -> float:
+    """Seconds until a turn looks unless it is woken before."""
+    if position.is_near:
+        # Nobody wakes it when a cool-down or a dead holder's lease ends, but that moment is known.
+        return min(_SOON, max(_SHORTEST, position.free_in))
     return _SOON if is_deaf else ttl
 
 
@@ -114,14 +114,14 @@ def pause_before(claim: Claim, give_up_at: float) -> float:
 
 
 def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
-    """Seconds until a waiter in this process asks again unless it is called before; 0.0 if it waits no longer."""
+    """Seconds until a waiter in this process asks again unless it is woken before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
     return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl, is_deaf=is_deaf)))
 
 
 class Bell:
-    """Wakes a thread or greenlet when its turn is called. A ring before the wait is kept. A signal wakes it, too."""
+    """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept. A signal wakes it, too."""
 
     is_deaf = True
     """The bell does not listen, or not yet, so nobody can ring it."""
@@ -201,11 +201,11 @@ class Line:
         """In the thread of the listener."""
         if text == _FREE:
             for one in tuple(ones):
-                self._call(one)
+                self._wake(one)
             return
         if text in (LISTENING, DEAF):
             lock.is_deaf = text == DEAF
-        # The turn may have been called before this process listened.
+        # The turn may have been woken before this process listened.
         for one in tuple(ones):
             self.thread.put(partial(self._look, lock, one))
 
@@ -222,14 +222,14 @@ class Line:
             # After any failure, too.
             self._look_within(lock, pause)
 
-    def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
+    def _pause_after(self, lock: _OfOneLock, one: InLine, position: Position) -> float:
         """Let the message come if it has to. Returns the seconds until the first turn looks again."""
-        if place.comes:
-            self._call(one)
+        if position.comes:
+            self._wake(one)
             return _AT_ONCE
-        return _pause_of(place, one.claim.ttl, is_deaf=lock.is_deaf)
+        return _pause_of(position, one.claim.ttl, is_deaf=lock.is_deaf)
 
-    def _call(self, one: InLine) -> None:
+    def _wake(self, one: InLine) -> None:
         """Let the message come. Two threads may do this at once, because a message is taken only once."""
         self._come(one)
         self.thread.put(partial(self._remove, one))

@@ -94,7 +94,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:
-            # A living call keeps its rank, so its next request gets the same place back.
+            # A living call keeps its rank, so its next request gets the same position back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -102,13 +102,13 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Let the store call the waiting turns, and drop those that nobody hears; return whether there were any."""
+    """Let the store wake the waiting turns, and drop those that nobody hears; return whether there were any."""
     has_dropped = False
     while True:
         locks.inventory.break_lock(key, (), by)
         dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
         for turn in dead:
-            # A message that still comes carries its rank, so the call gets the same place back.
+            # A message that still comes carries its rank, so the call gets the same position back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         if not dead:
             return has_dropped

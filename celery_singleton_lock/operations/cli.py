@@ -48,7 +48,7 @@ class Away(click.ClickException):
 
 
 class Commands(click.Group):
-    """Commands that say what is wrong with store or settings, in place of a traceback."""
+    """Commands that say what is wrong with store or settings, instead of a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -269,8 +269,8 @@ def web(obj: Any, bind: str) -> None:
 
     host = port = None
     with suppress(ValueError):
-        place = urlsplit(f"//{bind}")
-        host, port = place.hostname, place.port
+        address = urlsplit(f"//{bind}")
+        host, port = address.hostname, address.port
     if not host or port is None:
         raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None

@@ -88,7 +88,7 @@ class Row:
 
     @property
     def place(self) -> int | None:
-        """The place of the row's turn in the line, from 1; None without a turn."""
+        """The position of the row's turn in the line, from 1; None without a turn."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
     @property

@@ -1,4 +1,4 @@
-"""Admission of a run: one order of questions for every policy, and the one place where a refused run ends."""
+"""Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
 import logging
 from collections.abc import Mapping

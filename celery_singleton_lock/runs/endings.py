@@ -40,8 +40,8 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         text: What has happened, in words.
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
-        reason: `skipped` (the other one holds the key), `superseded` (the other one runs in
-            place of this one), `replaced` (the other one has taken over), `broken` (a person has asked this
+        reason: `skipped` (the other one holds the key), `superseded` (the other one runs
+            instead of this one), `replaced` (the other one has taken over), `broken` (a person has asked this
             one to end), `joined` (the other one, which this one had joined, was revoked),
             `unpublished` (the other one stands for this one), or `unanswered` (Redis gave no answer).
     """
@@ -280,14 +280,14 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
     return replaced
 
 
-def _ending_first(store: Callable[..., Any], place: int, *, has_failed: bool = True) -> Callable[..., Any]:
+def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
     """Wrap a method of a result backend that stores an end, so that it calls `end_workflows` first.
 
-    The request is at that *place* behind the task id.
+    The request is at that *position* behind the task id.
     """
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
-        request = args[place] if len(args) > place else kwargs.get("request")
+        request = args[position] if len(args) > position else kwargs.get("request")
         # Plain tasks call this, too. `hasattr` is nearly all that they pay.
         if hasattr(request, WORKFLOWS):
             end_workflows(backend.app, task_id, vars(request), has_failed=has_failed)
@@ -313,9 +313,9 @@ def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
 # No backend of Celery's overrides one of them.
 _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Task, "on_replace", _step_by_step),
-    (Backend, "mark_as_done", partial(_ending_first, place=1, has_failed=False)),
-    (Backend, "mark_as_failure", partial(_ending_first, place=2)),
-    (Backend, "mark_as_revoked", partial(_ending_first, place=1)),
+    (Backend, "mark_as_done", partial(_ending_first, position=1, has_failed=False)),
+    (Backend, "mark_as_failure", partial(_ending_first, position=2)),
+    (Backend, "mark_as_revoked", partial(_ending_first, position=1)),
     (Backend, "chord_error_from_stack", _ending_its_body),
 )
 

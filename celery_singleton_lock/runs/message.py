@@ -1,7 +1,7 @@
 """The message of a run: the notes that we write on it, how it has come, and our state on Celery's request.
 
 A header is read from the top level of the message. Celery makes each header an attribute of the request. A header
-named `headers`, as Sentry and Datadog write it, takes the place of the others in `request.headers`.
+named `headers`, as Sentry and Datadog write it, replaces the others in `request.headers`.
 Only this file reads and keeps things on the request.
 """
 

@@ -139,14 +139,14 @@ class NextRun(Requeues):
         self.kind = kind
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
-        """Requeue it, or end it like a skipped run that names the call which runs in its place."""
+        """Requeue it, or end it like a skipped run that names the call that superseded it."""
         successor = conflict.successor
         if successor is None or successor == run.task_id:
-            # A retry never asked to be next, so it must not take that place.
+            # A retry never asked to be next, so it supersedes no call.
             return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
         coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
         holder = next((one for one in conflict.holders if one.task_id == successor), coming)
-        return Refused("superseded", holder, words=f"lock key={run.key}: task_id={successor} runs in place of this one")
+        return Refused("superseded", holder, words=f"lock key={run.key}: superseded by task_id={successor}")
 
 
 class Join(Requeues):
@@ -199,7 +199,7 @@ def _waiting_left(run: Run, conflict: Conflict) -> float:
     return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
 
-# Waiting in place, while a time limit goes on.
+# Waiting in a slot of the pool, while a time limit goes on.
 
 
 def remember_limits(worker: Any) -> None:

@@ -68,7 +68,7 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
 
 
 def delay_in_line(run: Run, left: float) -> float:
-    """Seconds until the run asks again if it is not called before; at most those that are *left* of its wait."""
+    """Seconds until the run asks again if its turn is not woken before; at most those that are *left* of its wait."""
     # A worker discards an expired message only when its countdown ends.
     return min(jittered(run, float("inf")), left, until_expired(run.task, run.request.expires))
 
@@ -155,7 +155,7 @@ def _queue_of(task: Task) -> str | None:
 
 
 def broker_delays(app: Celery) -> bool:
-    """RabbitMQ itself delays messages, so no worker has one before its time, and none can be called."""
+    """RabbitMQ itself delays messages, so no worker has one before its time, and none can be woken."""
     if app not in _delaying:
         driver = app.producer_pool.connections.connection.transport.driver_type
         _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])

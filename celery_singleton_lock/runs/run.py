@@ -243,7 +243,7 @@ class Run:
 
         The body of a chord waits for the result of every member.
         """
-        # An item has no state of its own to store; its map has a place for its result.
+        # An item has no state of its own to store; its map takes its result.
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 

@@ -60,7 +60,7 @@ class Claim:
     queued_for: float = 0.0  # if refused, the call still counts as queued for so long
     turn_for: float = 0.0  # if refused, the call has a turn for so long
     waits_here: bool = False  # the turn belongs to this process, which listens; otherwise to the message
-    rank: int = 0  # the place of its turn in the line, as the moment of its first refusal; 0 for a newcomer
+    rank: int = 0  # the position of its turn in the line: the moment of its first refusal; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
     patience: float = float("inf")  # for how long the request may take, all tries together
 
@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def channel(self) -> str:
-        """The channel on which its turn is called."""
+        """The channel on which its turn is woken."""
         return f"{self.key}:{self.token if self.waits_here else f'@{self.facts.task_id}'}"
 
 
@@ -169,7 +169,7 @@ class Holder:
         call_ended: Its call has ended, although its run may go on. The next call may be published.
         due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
-        is_unheard: Nobody listened when the turn was called, so others are called in its place.
+        is_unheard: Nobody listened when the turn was woken, so others are woken instead.
         refused_at: When the call of a turn was refused first, in microseconds.
     """
 
@@ -247,7 +247,7 @@ class Conflict:
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    is_near: bool = True  # its turn is among the next few, or the turn at the front was called and may not come
+    is_near: bool = True  # its turn is among the next few, or the turn at the front was woken and may not come
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -261,12 +261,12 @@ Verdict = Grant | Conflict | Done
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a message in the line for a lock."""
+class Position:
+    """The position of a message in the line for a lock."""
 
     at: int  # when the store answered, by its clock
     comes: bool  # the message comes now: its turn has come, or is gone
-    is_near: bool  # its turn is among the next few, or the turn at the front was called and may not come
+    is_near: bool  # its turn is among the next few, or the turn at the front was woken and may not come
     free_in: float  # seconds until a place is free if nobody renews
 
 

@@ -175,7 +175,7 @@ def rescheduled(scene: Scene) -> Seen:
     return scene.end(tasks.reschedule, result, "RETRY")
 
 
-@situation("A newer call runs in place of one that waits")
+@situation("A newer call supersedes one that waits")
 def superseded(scene: Scene) -> Seen:
     """`lock_on_conflict="rerun"` or `"replace"`: this call waited to be the next run, and a newer one came.
 

@@ -13,7 +13,7 @@ MOST_DELIVERIES = 40
 MOST_A_SECOND = 5
 # A worker publishes these.
 STEPS = ("middle of a chain", "chord body")
-# Their calls are requeued until they run, or until a newer one runs in their place.
+# Their calls are requeued until they run, or until a newer one supersedes them.
 NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2

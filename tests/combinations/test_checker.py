@@ -121,7 +121,7 @@ WRONG: list[tuple[str, list[Event], list[Answer], dict[str, Any]]] = [
     (
         "who is superseded is run for",
         b(3.5, 3.6) + conflict(3.4, "aaa", "superseded", "bbb"),
-        [first("REVOKED", text="bbb runs in place of this one", sent=0.9), second(sent=0.1)],
+        [first("REVOKED", text="lock key=k: superseded by task_id=bbb", sent=0.9), second(sent=0.1)],
         {"task": {"policy": "replace"}, "call": {"timing": "eta"}},
     ),
     (

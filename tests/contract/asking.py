@@ -29,7 +29,7 @@ SLOTS = "singleton:v3:{celery.beat:00}:slots"
 SHORT = 10.0
 """A ttl that a test lets pass."""
 
-CALLED = 3.0
+WOKEN = 3.0
 """Seconds in which one that was called has to come."""
 
 PATIENCE = 30.0

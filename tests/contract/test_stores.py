@@ -12,7 +12,7 @@ from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
-from tests.contract.asking import CALLED, KEY, claim, granted, refused
+from tests.contract.asking import KEY, WOKEN, claim, granted, refused
 from tests.contract.chapters.beside import Beside
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
@@ -114,9 +114,9 @@ class TestMemoryStore(StoreContract):
         with self.waiting(store, "late"):
             store.release(claim("a"), 1)
             called_at = self.time
-            self.time = called_at + CALLED - 0.001
+            self.time = called_at + WOKEN - 0.001
             refused(store.acquire(claim("b")))
-            self.time = called_at + CALLED + 0.001
+            self.time = called_at + WOKEN + 0.001
 
             granted(store.acquire(claim("b")))
 

@@ -16,7 +16,7 @@ from tests.turn import LEADS_TO
 KEY = "{key}"
 TTL, LASTS = 1000.0, 3000.0
 ON_ITS_WAY, TIME_TO_COME = 2.0, 3.0
-NAMES = {"w": "WAITING", "c": "CALLED", "o": "COMING", "u": "UNHEARD"}
+NAMES = {"w": "WAITING", "c": "WOKEN", "o": "COMING", "u": "UNHEARD"}
 
 
 @dataclass
@@ -237,4 +237,4 @@ def test_the_same_for_each_order_of_a_few_events_and_for_many_long_ones() -> Non
 
 
 def test_a_turn_leads_nowhere_once_it_is_served_or_gone() -> None:
-    assert LEADS_TO.keys() == {"COMING", "WAITING", "CALLED", "UNHEARD"}
+    assert LEADS_TO.keys() == {"COMING", "WAITING", "WOKEN", "UNHEARD"}

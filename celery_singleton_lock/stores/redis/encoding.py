@@ -25,7 +25,7 @@ from celery_singleton_lock.stores.records import (
     HolderState,
     LockState,
     Marked,
-    Place,
+    Position,
     Slot,
     lock_name_of,
     marker_of,
@@ -175,14 +175,14 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
     return conflict_in(key, reply)
 
 
-def place_in(reply: Sequence[Any]) -> Place:
-    """The place in a reply of acquire.lua to a look."""
+def position_in(reply: Sequence[Any]) -> Position:
+    """The position in a reply of acquire.lua to a look."""
     word, now, *found = reply
     if word != "looked":
         # The message's run has ended or has its place: let the message come, and its run handles that.
-        return Place(now, comes=True, is_near=True, free_in=0.0)
+        return Position(now, comes=True, is_near=True, free_in=0.0)
     comes, near, free_in = found
-    return Place(now, bool(comes), bool(near), free_in / 1_000_000)
+    return Position(now, bool(comes), bool(near), free_in / 1_000_000)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:

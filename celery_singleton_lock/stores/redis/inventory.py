@@ -118,7 +118,7 @@ class Inventory:
         now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
         # Wake those whose turn it is. The break is done even if this fails.
         with suppress(StoreError):
-            self._store.call_next(key)
+            self._store.wake_next(key)
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:

@@ -106,7 +106,7 @@ class Listener(DaemonThread):
         self._change(channel)
 
     def remove(self, channel: str) -> None:
-        """Stop calling *heard* for *channel*, except for a call that is being made."""
+        """Stop calling *heard* for *channel*, except for one that runs already."""
         if self._heard.pop(channel, None) is not None:
             self._change(channel)
 

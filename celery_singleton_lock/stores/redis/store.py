@@ -23,7 +23,7 @@ from celery_singleton_lock.stores.records import (
     LockState,
     Marked,
     Outcome,
-    Place,
+    Position,
     PublishMode,
     Release,
     Renewal,
@@ -121,7 +121,7 @@ class Store:
         """Take a free place, or learn who holds them all.
 
         If another delivery of the message has run, or runs, the answer says so, even if a place is free. If a claim
-        with `turn_for` is refused, it has a turn, which is called on its `channel`.
+        with `turn_for` is refused, it has a turn, which is woken on its `channel`.
         """
         part = self.part_of(claim.key)
         bound = min(ACQUIRE_BOUND, claim.patience)
@@ -144,9 +144,9 @@ class Store:
             return self.acquire(claim)
         return encoding.answer_in(claim.key, reply, sent_at)
 
-    def look(self, claim: Claim) -> Place:
+    def look(self, claim: Claim) -> Position:
         """Ask whether the turn of a waiting message has come. If its call is next, that mark lasts for longer."""
-        return encoding.place_in(self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))[0])
+        return encoding.position_in(self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))[0])
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim, and return the answers in order.
@@ -192,12 +192,12 @@ class Store:
             if has_stopped_short:
                 # The place is free, and calls that were not woken ask again on their own.
                 with suppress(StoreError):
-                    self.call_next(claim.key)
+                    self.wake_next(claim.key)
         # "Lost" may be the trace of an earlier try that worked, and whose answer did not come.
         return replace(answer, lost=None) if tries > 1 else answer
 
-    def call_next(self, key: str) -> None:
-        """Call those whose turn it is, in steps: a long line of the dead would block the server."""
+    def wake_next(self, key: str) -> None:
+        """Wake those whose turn it is, in steps: a long line of the dead would block the server."""
         has_stopped_short = True
         while has_stopped_short:
             _, _, has_stopped_short = self.request(encoding.RELEASE, key, ("~", "min_hold=0"))[0]
@@ -226,7 +226,7 @@ class Store:
         *cooldown* seconds. *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields
         of `Holder`.
 
-        The *newest* call, due in *due_in* seconds, takes the place of a queued call that was published before. In a row
+        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a row
         of such calls, the last is due at most *within* seconds after the publication of the first.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"

@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import CALLED, KEY, SHORT, Contract, Waiter, claim, granted, queued, refused
+from tests.contract.asking import KEY, SHORT, WOKEN, Contract, Waiter, claim, granted, queued, refused
 from tests.contract.chapters.hearing import unheard
 from tests.waiting import until
 
@@ -84,10 +84,10 @@ class Queue(Contract):
         store.acquire(claim("a", ttl=SHORT))
         with self.waiting(store, "dead", "w") as waiters:
             self.let_expire(store)
-            assert queued(waiters["w"].ask()) <= CALLED
+            assert queued(waiters["w"].ask()) <= WOKEN
             refused(store.acquire(claim("newcomer")))
 
-            self.pass_time(CALLED + 0.01)
+            self.pass_time(WOKEN + 0.01)
 
             refused(store.acquire(claim("newcomer")))
             granted(waiters["w"].ask())

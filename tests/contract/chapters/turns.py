@@ -10,9 +10,9 @@ import pytest
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Marked
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
-    CALLED,
     KEY,
     SHORT,
+    WOKEN,
     Contract,
     Waiter,
     claim,
@@ -153,7 +153,7 @@ class Turns(Contract):
         with listening(store, "listens"), Waiter(store, claim("w")) as waiter:
             queued(waiter.ask())
             self.pass_time(SHORT + 0.1)
-            assert 0 < queued(waiter.ask()) <= CALLED
+            assert 0 < queued(waiter.ask()) <= WOKEN
 
     def test_those_that_were_passed_over_keep_their_order_when_they_come(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -323,7 +323,7 @@ class Turns(Contract):
             store.release(claim("a"), 1)
             until(lambda: busy.facts.task_id in _called(heard), "it is called")
             assert not store.look(other).comes
-            self.pass_time(CALLED + 0.1)
+            self.pass_time(WOKEN + 0.1)
             assert store.look(other).comes
 
         assert line_of(store) == ["busy", "other"]
@@ -341,8 +341,8 @@ class Turns(Contract):
                 # Whoever is not called yet looks as soon as the first should have come.
                 place = store.look(last)
                 assert (place.comes, place.is_near) == (False, True)
-                assert 0 < place.free_in <= CALLED
-                self.pass_time(CALLED + 0.1)
+                assert 0 < place.free_in <= WOKEN
+                self.pass_time(WOKEN + 0.1)
                 store.look(last)
                 until(lambda most=called: len(_called(heard)) == most, "twice as many are called")
 
@@ -354,7 +354,7 @@ class Turns(Contract):
         busy, other, _ = [turn_of(store, each) for each in ("busy", "other", "last")]
         with listening(store, "busy", "other", "last"):
             store.release(claim("a"), 1)
-            self.pass_time(CALLED + 0.1)
+            self.pass_time(WOKEN + 0.1)
             granted(store.acquire(other))
 
             assert refused(store.acquire(busy)).rank

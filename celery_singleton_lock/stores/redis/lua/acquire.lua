@@ -155,8 +155,8 @@ local function ranks_before(each)
     free = math.min(free, #before)
   end
   if free > 0 then
-    -- A called turn, or one on its way, keeps its place no longer than this.
-    local bound = each.state == CALLED and TIME_TO_COME or ON_ITS_WAY
+    -- A woken turn, or a turn on its way, keeps this caller out no longer than this.
+    local bound = each.state == WOKEN and TIME_TO_COME or ON_ITS_WAY
     soonest = math.min(soonest, each.since and each.state ~= WAITING and each.since + bound or each.deadline)
   end
   return #before >= free and 'enough'
@@ -172,7 +172,7 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Call the turns that go before, because a holder that died has called none of them. A newcomer that can wait also yields
+-- Wake the turns that go before, because a holder that died has woken none of them. A newcomer that can wait also yields
 -- to an unheard turn, as long as the message of that turn may be on its way. Other callers pass unheard turns over.
 local mine = {rank = math.min(tonumber(words.rank or 0), now), published = this_call.published, token = own_turn}
 local is_newcomer = not ticket and mine.rank == 0
@@ -186,7 +186,7 @@ if line and free > #before and behind >= from then
     elseif not (ticket or is_newcomer) and goes_before(mine, turn) then
       return 'enough'
     end
-    local is_there = turn.state ~= UNHEARD and call_turn(key, its_ticket, turn)
+    local is_there = turn.state ~= UNHEARD and wake_turn(key, its_ticket, turn)
     local may_come = is_newcomer and words.turn_for and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and ranks_before(turn)
   end)
@@ -194,9 +194,9 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Call others in place of the turns that were called and have not come, unless the caller takes the place.
+  -- Wake others instead of the woken turns that have not come, unless the caller takes the place.
   if missed > 0 and (looks or free <= #before) then
-    call_next(key, line, held, 0)
+    wake_next(key, line, held, 0)
   end
   line = line.first <= line.last and line or nil
 end
@@ -205,11 +205,11 @@ end
 local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
--- 1 if the caller's turn is among the next few, so that the caller asks again every few seconds. 1 also if the first was
--- called, because that one may not come.
+-- 1 if the caller's turn is among the next few, so that the caller asks again every few seconds. 1 also if the first turn
+-- was woken, because its message may not come.
 local function nearness(own_ticket)
   local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
-  local is_far = own_ticket and in_front and in_front.state ~= CALLED and own_ticket - line.front >= NEXT_FEW
+  local is_far = own_ticket and in_front and in_front.state ~= WOKEN and own_ticket - line.front >= NEXT_FEW
   return is_far and 0 or 1
 end
 
@@ -225,8 +225,8 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  if own and (comes or own.state ~= CALLED) then
-    set_state(key, ticket, own, comes and CALLED or WAITING)
+  if own and (comes or own.state ~= WOKEN) then
+    set_state(key, ticket, own, comes and WOKEN or WAITING)
   end
   if own and line and ticket < line.front then
     line.front = ticket
@@ -256,7 +256,7 @@ if free > #before then
   if place > #places then
     redis.call('HSET', key, 'places', place)
   end
-  -- Marks of the caller end with its grant. Older calls whose place it has taken may still come, so they are remembered.
+  -- Marks of the caller end with its grant. Older calls that it has superseded may still come, so they are remembered.
   local older_until = policy and is_queued and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
@@ -281,7 +281,7 @@ if free > #before then
     begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
   end
   if line and line.first <= line.last and free > #before + 1 then
-    call_next(key, line, held + 1, 0)
+    wake_next(key, line, held + 1, 0)
   end
   expire_after(key, 2000 * ttl)
   return granted(place, fence, now, died)
@@ -310,7 +310,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if its_relation ~= 'mine' then
     -- The former successor ends in favour of this call.
-    call_successor(key, successor)
+    wake_successor(key, successor)
   end
   set_successor(key, this_call)
   if policy == 'replace' and has_come_again then

@@ -1,4 +1,4 @@
--- Give back a place, or a turn in the line, and call those whose turn it is.
+-- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
 -- @argument token   the token that was given to acquire.lua.
@@ -10,7 +10,7 @@
 -- Returns  1                      released; nothing else was in the lock.
 --          {lost, marked, short}  `lost`: `taken` if the place was lost to another caller, `expired` if it was lost to
 --                                 nobody, or an empty text. `marked`: 1 if the marker was left. `short`: 1 if nobody
---                                 listens for the turns that were read, so that more have to be called.
+--                                 listens for the turns that were read, so that more have to be woken.
 
 -- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -74,8 +74,8 @@ if marker and (lost ~= '' or copy_has_come or words.is_due) then
 end
 if lock.line then
   -- A cool-down frees no place yet, but the first in line has to learn when it will.
-  stopped_short = call_next(key, lock.line, held, is_kept and 1 or 0)
+  stopped_short = wake_next(key, lock.line, held, is_kept and 1 or 0)
 end
-call_successor(key, lock.successor)
+wake_successor(key, lock.successor)
 delete_if_idle(key)
 return {lost, marked, stopped_short and 1 or 0}

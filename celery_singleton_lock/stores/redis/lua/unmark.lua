@@ -57,13 +57,13 @@ end
 if lock.ticket then
   leave_line(key, lock.ticket, '@' .. task_id)
 end
--- The mark, the turn or the successor may have kept others out, so call the next.
+-- The mark, the turn or the successor may have kept others out, so wake the next.
 if lock.line and (lock.ticket or is_queued or is_next) then
   local held = 0
   for _, each in ipairs(lock.places) do
     held = held + (each.alive and places_of(each.token) or 0)
   end
-  call_next(key, lock.line, held, 0)
+  wake_next(key, lock.line, held, 0)
 end
 delete_if_idle(key)
 return 1

@@ -6,8 +6,8 @@
 --
 --   the publication of the call
 --   how many milliseconds before the end of the mark the call is due
---   the moment until which calls may come whose place the call has taken
---   the publication of the first call whose place the call has taken
+--   the moment until which superseded calls may come
+--   the publication of the first superseded call
 local mark_of, set_mark, read_marker, write_marker
 local RESULT_GRACE = 5000000 -- time to store a result; a process that has not done so by then is taken for dead
 local SAMPLE = 10 -- random fields to search

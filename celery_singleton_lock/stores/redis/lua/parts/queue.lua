@@ -11,23 +11,23 @@
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
 -- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
 -- the earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
--- the rank of the call it goes before. The message carries its rank, and gets its place back if the store has lost the
--- turn. leases/line.py has the table of the states.
-local line_in, turn_in, goes_before, write_turn, set_state, leave_line, call_turn, walk_line, begin_line_at, call_next
+-- the rank of the call it goes before. The message carries its rank, and gets its position back if the store has lost
+-- the turn. leases/line.py has the table of the states.
+local line_in, turn_in, goes_before, write_turn, set_state, leave_line, wake_turn, walk_line, begin_line_at, wake_next
 local set_range, keep_turn, read_lock
-local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
+local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
-local LONGEST_WALK = 80 -- tickets that one script reads at one place, so that it takes less than a millisecond
+local LONGEST_WALK = 80 -- tickets that one walk reads, so that it takes less than a millisecond
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
-local TIME_TO_COME = 3000000 -- the time that a called message has to come
-local MOST_CALLED = 16 -- turns that are called at once
-local AT_ONE_MOMENT = 20 -- last tickets, searched for the place of a newcomer
+local TIME_TO_COME = 3000000 -- the time that a message has to come once its turn was woken
+local MOST_WOKEN = 16 -- turns that are woken at once
+local AT_ONE_MOMENT = 20 -- last tickets, searched for the position of a newcomer
 local TIDIED_AT_ONCE = 20
 local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
--- How many turns were called and have not come. Their worker has no free process, or is paused, and may have the turns
--- behind them too. So twice as many are called in their place, and the first that comes is granted.
+-- How many woken turns have not come. Their worker has no free process, or is paused, and may have the turns behind them
+-- too. So twice as many others are woken, and the first that comes is granted.
 local missed = 0
 
 -- The line of these fields; nil if nobody waits.
@@ -88,8 +88,8 @@ function set_state(key, ticket, turn, state, since)
   redis.call('HSET', key, 'q' .. ticket, turn.value)
 end
 
--- A WAITING turn is unheard from now on, so a newcomer yields to it for `ON_ITS_WAY`. A turn that was called, or on its way,
--- keeps its `since`: it has had its time.
+-- A WAITING turn is unheard from now on, so a newcomer yields to it for `ON_ITS_WAY`. A turn that was woken, or is on its
+-- way, keeps its `since`: it has had its time.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
@@ -98,15 +98,15 @@ function leave_line(key, ticket, token)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
 end
 
--- Call a turn. False if nobody listens, so that others are called in its place; a turn on its way will listen soon. Without
--- the right to publish, assume that somebody listens.
-function call_turn(key, ticket, turn)
-  if turn.state == CALLED then
+-- Wake a turn. False if nobody listens, so that others are woken instead; a turn on its way will listen soon. Without the
+-- right to publish, assume that somebody listens.
+function wake_turn(key, ticket, turn)
+  if turn.state == WOKEN then
     return true
   end
   local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, 'free')
   if listeners ~= 0 then
-    set_state(key, ticket, turn, CALLED)
+    set_state(key, ticket, turn, WOKEN)
     return true
   elseif turn.state == COMING and turn.since > now - ON_ITS_WAY then
     return true
@@ -129,7 +129,7 @@ function walk_line(key, line, from, last, visit)
     if turn and turn.deadline <= now then
       leave_line(key, ticket, turn.token)
     elseif turn then
-      if turn.state == CALLED and turn.since <= now - TIME_TO_COME then
+      if turn.state == WOKEN and turn.since <= now - TIME_TO_COME then
         missed = missed + 1
         set_unheard(key, ticket, turn)
       end
@@ -187,25 +187,25 @@ function begin_line_at(key, line, front, unheard)
   end
 end
 
--- Call the turns for which a place is free while `held` are taken. If those are fewer than `least`, tell the next turns that
--- they are near, so that they learn when a place will be free. Returns whether more turns have to be called. After a
--- release the client has them called; after another script, the next turn finds the place when it looks.
-function call_next(key, line, held, least)
-  local called = 0
+-- Wake the turns for which a place is free while `held` are taken. If those are fewer than `least`, tell the next turns that
+-- they are near, so that they learn when a place will be free. Returns whether more turns have to be woken. After a
+-- release the client has them woken; after another script, the next turn finds the place when it looks.
+function wake_next(key, line, held, least)
+  local woken = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
     if turn.state == UNHEARD then
       return
     end
     local free = turn.limit - held
-    local has_place = called < (free > 0 and math.max(free, math.min(2 * missed, MOST_CALLED)) or free)
-    if not has_place and called >= least then
+    local has_place = woken < (free > 0 and math.max(free, math.min(2 * missed, MOST_WOKEN)) or free)
+    if not has_place and woken >= least then
       return 'enough'
     elseif not has_place then
       redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
-    elseif not call_turn(key, ticket, turn) then
+    elseif not wake_turn(key, ticket, turn) then
       return
     end
-    called = called + places_of(turn.token)
+    woken = woken + places_of(turn.token)
   end)
   begin_line_at(key, line, front, unheard)
   return stopped_short

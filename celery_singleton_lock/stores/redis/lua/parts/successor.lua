@@ -2,7 +2,7 @@
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
 -- Until the first moment the successor is coming: its message is in the broker, and the next free place is kept for it. That
 -- moment is 0 once its run has begun. Until the second moment, older calls that were once the newest end in its favour.
-local successor_in, set_successor, is_coming, call_successor, relation, newer_call, newer_run, ask_oldest_to_stop
+local successor_in, set_successor, is_coming, wake_successor, relation, newer_call, newer_run, ask_oldest_to_stop
 local delete_if_idle
 
 function successor_in(value)
@@ -27,7 +27,7 @@ function is_coming(successor)
 end
 
 -- Wake the worker that has the successor's message and listens for it.
-function call_successor(key, successor)
+function wake_successor(key, successor)
   if is_coming(successor) then
     redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
   end
