@@ -16,6 +16,9 @@ from celery_singleton_lock.leases.counters import counters
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 
+# What the contract asserts is told as well as what a test does. Here, because other folders import the contract, too.
+pytest.register_assert_rewrite("tests.contract.asking", "tests.contract.chapters")
+
 
 def pytest_configure() -> None:
     """Hear Ctrl-C, for what the tests start to hear it: whoever starts them in the background has it ignored."""
