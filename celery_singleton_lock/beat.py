@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and afterwards notes the
-slot as sent. So the next leader knows where the last one stopped. A slot that came due in between is sent once, late. A
-slot that was claimed, but not noted as sent, is sent with the same task id.
+A *slot* is a moment at which an entry is due. The leader, which holds a lease, claims a slot in the store, sends the
+entry, and then notes the slot as sent. So the next leader knows where the last one stopped. A slot that came due in
+between is sent once, late. A slot that was claimed, but not noted as sent, is sent again, with the same task id.
 """
 
 import logging
@@ -35,9 +35,9 @@ _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
 # Seconds between two lines about a silent store, and between two notes of a leader.
 _SILENCE = 60.0
-# django-celery-beat keeps only entries that are due soon, and may take five minutes to read or forget one.
+# django-celery-beat keeps only entries that are due soon, and may take five minutes to read or forget an entry.
 _SETTLED_AFTER = 330.0
-# Begins the name of the slot in which a leader notes itself; other slots have the names of entries.
+# Prefix of the slot in which a leader notes itself. Other slots have the names of their entries.
 _LEADER = "\x1f"
 
 
@@ -51,10 +51,10 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Holding | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
-    # The slot that is being sent; how many messages it has had so far, and how many of them failed.
+    # The slot that is being sent, the number of its messages so far, and of those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # Of a standby: the leader's fence, and the entries that only one of the two schedules had when last compared.
+    # For a standby: the leader's fence, and the entries that only one of the two schedules had at the last comparison.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()
@@ -86,16 +86,16 @@ class SingletonSchedulerMixin(Scheduler):
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # Take the later: the last note may have failed, or the store forgot an entry that was gone for a while.
+            # Take the later slot: the last note may have failed, and the store forgets an entry that was removed.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent
             own = _microseconds(entry.last_run_at)
-            # Before an entry's first run, its `last_run_at` may be the scheduler's start: that is no run.
+            # Before the first run, `last_run_at` may be the scheduler's start, which is no run.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             if last > now and hasattr(entry.schedule, "run_every"):
-                # The clock of another host was ahead, or ours was set back: slots until `last` would count as sent.
+                # The last leader's clock was ahead, or ours was set back. Slots until `last` would count as sent.
                 last = now
                 self._known[name] = Slot(name, now, self._fence, sent=now)
                 self._note(self._known[name])
@@ -196,7 +196,7 @@ class SingletonSchedulerMixin(Scheduler):
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
-            # The lease may have been granted. But a beat that does not know which slots were sent must not lead.
+            # The lease may have been granted, but a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         self._logs_again_at = 0.0
@@ -213,7 +213,7 @@ class SingletonSchedulerMixin(Scheduler):
         return True
 
     def _stand_by(self, leader: Holder) -> None:
-        """Log once who leads, and later the entries that only one of both schedules has."""
+        """Log once who leads, and once the entries that only one of the two schedules has."""
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
@@ -258,7 +258,7 @@ class SingletonSchedulerMixin(Scheduler):
     def _with_headers(self, entry: Any, slot: Slot) -> Any:
         due = _moment(slot.due).isoformat()
         headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
-        # Each beat gives a message of a slot the same task id; the number tells several messages of a slot apart.
+        # Every beat computes the same task id. The number tells several messages of one slot apart.
         number = f" {self._messages}" if self._messages else ""
         self._messages += 1
         task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
@@ -276,7 +276,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads the schedule of this app now; and the last leader's slot: `sent` says when it was seen."""
+    """Whether a beat leads now, and the note of the last leader, whose `sent` is when it was last seen."""
     key = beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]

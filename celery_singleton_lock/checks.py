@@ -1,6 +1,6 @@
-"""The faults that a task is refused for when it is made, and that end a worker or a beat before its first task.
+"""Checks that refuse a task when it is made, and end a worker or a beat before its first task.
 
-No fault goes away by waiting. A store that does not answer may come back, so its silence is only logged.
+Each fault needs a change by a person. A silent store may come back, so its silence is only logged.
 """
 
 import inspect
@@ -53,9 +53,9 @@ BOUND = 1.0
 """Seconds for which a start waits for the store."""
 
 Check = Callable[[], object]
-"""It raises a `ConfigurationError` with a line for each fault."""
+"""Raises a `ConfigurationError` with a line for each fault."""
 
-# `singleton` is here because its commands work although a task cannot: `doctor` shows the fault.
+# `singleton` is among them, because `doctor` has to run beside a faulty task, and shows the fault.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -71,7 +71,7 @@ def check_definition(cls: type[Any]) -> None:
 
 
 def options_of(task: Any) -> LockOptions:
-    """The options of *task*, filled in from the app's settings and the defaults. All are checked."""
+    """The checked options of *task*, with the app's settings and the defaults."""
     values, faults = values_of(task, task.app)
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
@@ -101,16 +101,16 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process reports the faults of all tasks later, together.
+    """Whether this process will report the faults of all tasks together.
 
-    An error now would be a traceback of the first fault alone: Celery makes tasks before there is a log.
+    Celery makes tasks before it sets up the log, so an error now would be a traceback, with the first fault alone.
     """
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
-    """Names that are no option, and parts of the class that would bypass the lock."""
+    """Unknown options, and parts of the class that would bypass the lock."""
     ours = base_in(cls)
     yield from faults_in_names(cls)
     if cls.Strategy != Task.Strategy:
@@ -146,7 +146,7 @@ def _faults_in_key(task: Any) -> Iterator[str]:
 
 
 def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
-    """End a worker that cannot work with that pool, or whose embedded beat of this library cannot work."""
+    """End a worker whose settings, tasks, pool or embedded beat are at fault."""
     for text in without_base(app):
         log.write(logging.WARNING, "lock.no_base", "%s", text)
     # An embedded beat need not check again.
@@ -160,7 +160,7 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat that cannot work. A beat without a lease has only the classes of its tasks checked."""
+    """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
     # The worker around an embedded beat has checked all of this.
     if app in _checked:
         return
@@ -175,24 +175,24 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 
 
 def lockable(app: Celery) -> list[Any]:
-    """The tasks of *app* that this library locks, sorted by name, so that the same faults give the same lines."""
+    """The locked tasks of *app*, sorted by name, so that the same faults give the same lines."""
     ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
     return sorted(ours, key=lambda task: task.name)
 
 
 def never_awaited(app: Celery) -> list[str]:
-    """The locked tasks of *app* whose call does no work, but returns an object that somebody has to run."""
+    """The locked tasks of *app* whose function only returns a coroutine or a generator."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     return [
-        f"task {task.name} ({_place_of(task)}) is an `async def` or a generator, whose work would begin after the lock "
-        "is released, so each run fails; write a `def` with `return asyncio.run(work())`"
+        f"task {task.name} ({_source_of(task)}) is an `async def` or a generator, whose work would begin after the "
+        "lock is released, so each run fails; write a `def` with `return asyncio.run(work())`"
         for task in lockable(app)
         if option_of(task, "mode") != "until_executing" and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
     ]
 
 
 def without_effect(task: Any) -> list[str]:
-    """The options that *task* sets itself, and that do nothing beside its other options."""
+    """Options of *task* that have no effect beside its other options."""
     options: LockOptions = task.lock_options
     policy = f"lock_on_conflict={options.on_conflict!r}"
     waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
@@ -210,19 +210,19 @@ def without_effect(task: Any) -> list[str]:
     return [f"lock_{name} beside {beside[name]}" for name in own if beside[name]]
 
 
-def _place_of(task: Any) -> str:
+def _source_of(task: Any) -> str:
     code = getattr(inspect.unwrap(task.run), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(task.__module__)
 
 
 def without_base(app: Celery) -> list[str]:
-    """The tasks of *app* that run without a lock, although they have options of this library."""
+    """The tasks of *app* that have options of this library, and run without a lock."""
     found = []
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         options = [name for name in sorted(NAMES) if hasattr(task.__class__, name)]
         if options and not isinstance(task, Lockable):
             found.append(
-                f"task {task.name} ({_place_of(task)}) has {', '.join(options)} and no base=SingletonTask, so it runs "
+                f"task {task.name} ({_source_of(task)}) has {', '.join(options)} and no base=SingletonTask, so it runs "
                 "without a lock; write `@app.task(base=SingletonTask, ...)`"
             )
     return found
@@ -239,19 +239,19 @@ def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Do all that a run and a waiter do, within *bound* seconds, with a key of its own.
+    """Acquire, renew, wait for and release a key that nobody else uses, within *bound* seconds.
 
     Raises:
         ConfigurationError: There is no store to use, or it does not let us.
         StoreError: A request had no answer in time.
     """
-    # A name of a task, because the store's user may have rights on the keys of tasks only.
+    # The key has the name of a task, because the store's user may have rights on such keys alone.
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
     name = checked_name(next(names, BEAT))
     key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # A store of its own, because pool processes would inherit the app's connections.
+    # Open another store, because pool processes would inherit the connections of the app's own.
     with closing(open_store(app)) as store:
-        # A store in memory refuses nothing, and a test would see the trial in it.
+        # A store in memory refuses nothing, and a user's test would see the trial.
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
 
@@ -336,7 +336,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except ConfigurationError:
-        # `StoreRefused` comes here as well, although it is a `StoreError`: waiting does not end a refusal.
+        # `StoreRefused` is a `StoreError`, too, but a refusal does not end by waiting.
         raise
     except StoreError as error:
         text = (
@@ -355,7 +355,7 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
-            # A router, a provider of passwords or a setting of the user's has failed, and may work the next time.
+            # The user's router, provider of passwords or setting has failed, and may work the next time.
             text = "a part of the check has failed, and the rest continues"
             log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
     return list(faults)

@@ -1,4 +1,4 @@
-"""What every command of celery loads: the name of `celery singleton`, and a hook for the runtime of worker or beat."""
+"""Loaded by every command of Celery: the name of `celery singleton`, and the hook of workers and beats."""
 
 from importlib import import_module
 from typing import Any
@@ -8,10 +8,10 @@ from celery.signals import import_modules
 
 
 class _Named(click.Group):
-    """The commands of operators, imported by the first use of one of them."""
+    """Imports the commands of operators only when one of them is used."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        """The context of the group that has the commands."""
+        """Hand over to the group that has the commands."""
         group: click.Group = import_module(f"{__package__}.operations.cli").singleton
         # Celery adds the app's own options to each command that it knows.
         group.params += [each for each in self.params if each not in group.params]
@@ -23,5 +23,5 @@ singleton = _Named("singleton", help="Show the locks of singleton tasks, and fre
 
 @import_modules.connect(weak=False)
 def load_the_runtime(**_: Any) -> None:
-    """Check tasks and scheduler of each worker and beat, also where no task is locked."""
+    """Load the checks of workers and beats, even where no task is locked."""
     import_module(f"{__package__}.receivers")

@@ -4,20 +4,20 @@ import re
 from typing import Literal
 
 DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
-"""Where messages send their readers, who have no file of ours."""
+"""The site to which messages send their readers."""
 
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 """Why a lease is lost."""
 
 REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
-"""The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
-# A refusal by the server, in the words of the client library. Every other error counts as no answer.
+"""Why a holder is asked to stop. It keeps its lease until it has ended."""
+# A refusal by the server, as redis-py words it. Every other error counts as no answer.
 _REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionError: (?:acknowledged by|max number of)")
 NotHeldReason = Literal[LostReason, "released", "forked"]
-"""Why a lease is not ours, lost or not."""
+"""Why a lease is not held any more."""
 
 LockHeldState = Literal["held", "cooldown", "queued", "ended"]
-"""Why a key is not free, in `LockHeld` and in the log; `HolderState` tells more."""
+"""Why a key is not free, in `LockHeld` and in the log."""
 
 _STATES: dict[LockHeldState, str] = {
     "held": "is held by {}; its lease lasts another {:.1f} s unless it is renewed",
@@ -42,7 +42,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """`CallRevoked` has a reason, too, so a program reads both errors in the same way."""
+    """For programs that read `LockHeld` and `CallRevoked` in one way."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -55,7 +55,7 @@ class LockHeld(SingletonLockError):
 
     def __str__(self) -> str:
         who = f"task_id={self.holder_task_id}" if self.holder_task_id else "a Lock"
-        # A result from a later version may have a state that is unknown here.
+        # A result from a later version may have an unknown state.
         state = _STATES.get(self.state, "is kept by {} for another {:.1f} s")
         return f"lock key={self.key} {state.format(who, self.expires_in)}"
 

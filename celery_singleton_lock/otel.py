@@ -1,6 +1,6 @@
 """Locks in traces: conflict, wait and loss, on the spans of OpenTelemetry's instrumentation of Celery.
 
-It needs `celery-singleton-lock[otel]`, and works once `instrument` is called, if there is an SDK of OpenTelemetry.
+Install `celery-singleton-lock[otel]` and an SDK of OpenTelemetry, and call `instrument`.
 """
 
 import time
@@ -38,7 +38,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     tracer = trace.get_tracer("celery_singleton_lock", tracer_provider=tracer_provider)
     signals.lock_conflict.connect(_show_conflict, weak=False, dispatch_uid=_UID)
     task_postrun.connect(partial(_show_run, tracer), weak=False, dispatch_uid=_UID)
-    # Our receiver comes first: that of Celery's instrumentation ends the span, and may be connected already.
+    # Put our receiver first, because that of Celery's instrumentation ends the span.
     task_postrun.receivers.sort(key=lambda receiver: receiver[0][0] != _UID)
 
 
@@ -48,7 +48,7 @@ def uninstrument() -> None:
     task_postrun.disconnect(dispatch_uid=_UID)
 
 
-# A signal is sent in the thread of its task, so the span of the task is current.
+# Signals are sent in the thread of the task, so the span of the task is current.
 
 
 def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:

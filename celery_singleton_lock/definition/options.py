@@ -1,4 +1,4 @@
-"""The options of a task and the settings of an app: their defaults, and how they are checked."""
+"""The options of a task and the settings of an app: defaults and checks."""
 
 import re
 import time
@@ -17,8 +17,8 @@ from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# An option of a kombu transport, and the attribute of its channel that has the default. Pub/Sub has no entry, because
-# kombu extends the deadline of each message that a worker has.
+# An option of a kombu transport, and the channel attribute with its default. Pub/Sub is missing, because kombu extends
+# the deadline of each message that a worker has.
 _TIMEOUTS = (
     ("visibility_timeout", "visibility_timeout"),
     ("visibility_timeout", "default_visibility_timeout"),
@@ -26,11 +26,11 @@ _TIMEOUTS = (
 )
 
 UNSET: Any = object()
-# The acquire script looks at every place, so more places would slow it.
+# The acquire script reads every place, so a higher limit would slow it.
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
-# Seconds for which a call waits for another thread that is binding the task.
+# Seconds.
 _LONGEST_BINDING = 2.0
 _A_MOMENT = 0.001
 
@@ -43,7 +43,6 @@ Duration = float | timedelta
 
 
 def seconds(name: str, value: Any, *, least: float) -> float:
-    """*value*, a number of seconds or a timedelta, as a float of at least *least*, and less than a century."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < _CENTURY:
         raise ConfigurationError(
@@ -54,26 +53,23 @@ def seconds(name: str, value: Any, *, least: float) -> float:
 
 
 def wait_timeout(name: str, value: Any) -> float | None:
-    """*value* as `seconds`, or None for no bound."""
     return None if value is None else seconds(name, value, least=0)
 
 
 def count(name: str, value: Any, *, least: int = 1, most: int = MAX_LIMIT) -> int:
-    """*value*, if it is a whole number of that size."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from {least} to {most}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
-    """*value*, if it is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name}={given(value)} is not allowed: give True or False")
     return value
 
 
 def given(value: Any) -> str:
-    """*value* for a message; with its type if it is no str and its repr looks like one."""
+    """Show *value* in a message, with its type if its repr looks like that of a str."""
     text = ""
     # A repr may fail: a lazy translation raises before Django is set up.
     with suppress(Exception):
@@ -83,12 +79,11 @@ def given(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode *text*; a lone surrogate, from bytes that were not UTF-8, cannot be sent."""
+    """False for a text with lone surrogates, which come from bytes in another encoding."""
     return text == text.encode(errors="replace").decode()
 
 
 def one_of(name: str, value: Any, words: Any) -> Any:
-    """*value*, if it is one of the *words*, a `Literal`."""
     *others, last = map(repr, get_args(words))
     if not isinstance(value, str) or value not in get_args(words):
         raise ConfigurationError(f"{name}={given(value)} is not allowed; choose {', '.join(others)} or {last}")
@@ -96,7 +91,6 @@ def one_of(name: str, value: Any, words: Any) -> Any:
 
 
 def on_lost(name: str, value: Any) -> Any:
-    """*value*, if this machine can do it."""
     why = why_unavailable() if value == "kill" else None
     if why is not None:
         raise ConfigurationError(f"{name}='kill' is not possible here: {why}; use 'abort'")
@@ -104,7 +98,6 @@ def on_lost(name: str, value: Any) -> Any:
 
 
 def label(name: str, value: Any) -> str | None:
-    """*value*, if it can be a format string."""
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(
             f"{name}={given(value)} is not allowed: give a format string, of type str, with at least one {{parameter}}"
@@ -113,32 +106,32 @@ def label(name: str, value: Any) -> str | None:
 
 
 class Lockable:
-    """Marks the base class of the tasks that this library locks: `isinstance` finds it through any proxy of a task."""
+    """Marks the base class of locked tasks. `isinstance` finds it through any proxy of a task."""
 
     name: str
     locks: ClassVar[bool] = True
-    """Whether this process locks anything; `testing.disabled` sets it to False."""
+    """False inside `testing.disabled`."""
 
     @classmethod
     def is_lockable(cls) -> bool:
-        """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
+        """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
         return Lockable.locks and not cls.name.startswith("celery.")
 
 
 def base_in(cls: type[Any]) -> type[Any]:
-    """Our base class among the bases of a class of tasks."""
+    """`SingletonTask`, without an import of its module."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The value that was assigned, else configured. In a namespace, Celery before 5.7 prefers the configured value."""
-    # This line comes first, because it loads the configuration, which may assign.
+    """The assigned value, else the configured one; Celery before 5.7 prefers the configured one in a namespace."""
+    # First, because this loads the configuration, which may assign.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
 
 class Option(NamedTuple):
-    """The default of a `lock_*` option, how it is checked, and whether a setting of the app can be the default."""
+    """A `lock_*` option. If `app_wide`, a setting of the app can replace the default."""
 
     default: Any
     check: Callable[[str, Any], Any]
@@ -148,7 +141,7 @@ class Option(NamedTuple):
 class SingletonOptions(TypedDict, total=False):
     """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
 
-    # This class is the table of the options, too. `lock_key` and `lock_name` have no `Option`: keys.py checks them.
+    # Also the table of the options. `lock_key` and `lock_name` have no `Option`, because keys.py checks them.
     lock_mode: Annotated[Mode | None, Option("while_executing", partial(one_of, words=Mode), app_wide=False)]
     lock_key: KeyChoice
     lock_name: str | None
@@ -186,7 +179,7 @@ _NOT_SENT = (
     "'reschedule' or 'wait', or "
 )
 _NO_SUCCESSOR = _NOT_SENT + "lock_mode='until_and_while_executing', in which the newest call runs next"
-# The modes and policies that cannot work together, each with the reason and the alternative.
+# Modes and policies that cannot work together, with the reason and the alternative.
 _REFUSED_PAIRS = {
     **{(mode, "join"): _NOT_SENT + "lock_mode='while_executing'" for mode in get_args(Mode)[1:]},
     **{("until_executed", policy): _NO_SUCCESSOR for policy in ("rerun", "replace")},
@@ -197,11 +190,11 @@ _REFUSED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds.
+    """The checked options of one task, with the settings that its runs need. Durations are seconds.
 
     Attributes:
         holder_name: The name of the task if its lock has another name, else empty.
-        publisher_asks: A publisher may ask the store. A field and no property, because each call reads it.
+        publisher_asks: A publisher may ask the store. A field, because a property would slow each call.
     """
 
     mode: Mode
@@ -226,27 +219,26 @@ class LockOptions:
 
     @property
     def unique_in_queue(self) -> bool:
-        """Equal calls of the task are found when they are published."""
+        """Equal calls are refused when they are published."""
         return self.mode != "while_executing"
 
     @property
     def newest_wins(self) -> bool:
-        """A later call supersedes one that waits or is queued."""
+        """A later call supersedes a call that waits or is queued."""
         return self.on_conflict in ("rerun", "replace")
 
     @property
     def skips_with_result(self) -> bool:
-        """A skipped run returns `lock_skip_result`."""
         return self.skip_result is not UNSET
 
     @property
     def kills(self) -> bool:
-        """A run that loses its lease ends with its process."""
+        """The process of a run that loses its lease is killed."""
         return self.on_lost == "kill" and self.mode != "until_executing"
 
 
 def no_process_for(task_name: str) -> ConfigurationError:
-    """The error for a task that `kills`, in a pool whose runs have no process of their own."""
+    """The error for a task that `kills` in another pool than prefork."""
     return ConfigurationError(
         f"task {task_name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
         "run the worker with --pool prefork, or use 'abort'"
@@ -254,9 +246,9 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 
 def wait_until_bound(task: Any) -> None:
-    """Return once Celery has bound the task; before that its annotations, settings and request are missing.
+    """Return once Celery has bound the task, with its annotations, settings and request.
 
-    Celery registers a task before it binds it, so a second thread can call a task that the first one is still binding.
+    Celery registers a task before it binds the task, so another thread can call a task that is still unbound.
     """
     app = task.app
     if not task.__bound__:
@@ -268,7 +260,7 @@ def wait_until_bound(task: Any) -> None:
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The value of `lock_<name>` of a task, or of a class of tasks; a function is not bound as a method."""
+    """The `lock_<name>` of a task or a class of tasks. A function in it is not bound as a method."""
     name = f"lock_{name}"
     if isinstance(task, type):
         return getattr(task, name, default)
@@ -276,15 +268,15 @@ def option_of(task: Any, name: str, default: Any = None) -> Any:
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Raise a `ConfigurationError` with each of the *faults* once, in a line of its own, if there are any."""
+    """Raise a `ConfigurationError` with a line for each of the *faults*, if there are any."""
     if lines := list(dict.fromkeys(faults)):
         raise ConfigurationError("\n".join(lines))
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The task's own values, else the app's settings, else the defaults, all checked; and the faults that were found.
+    """The checked values of a task, or of a class of tasks, and the faults that were found.
 
-    Without an app, only the values that the task, or a class of tasks, sets itself.
+    A value is the task's own, else the app's setting, else the default. Without an app, only the task's own count.
     """
     values = dict[str, Any]()
     faults = list[str]()
@@ -309,7 +301,7 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
 
 def visibility_timeout_of(app: Celery) -> float:
-    """Seconds until the broker delivers an unacknowledged message again, by the app's options or by default."""
+    """Seconds until the broker delivers an unacknowledged message again."""
     options = app.conf.broker_transport_options or {}
     value = options["visibility_timeout"] if "visibility_timeout" in options else _timeout_of_transport(app, options)
     try:
@@ -321,12 +313,12 @@ def visibility_timeout_of(app: Celery) -> float:
             f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
             f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
         )
-    # Some apps set a huge number to say "never".
+    # Some apps say "never" by a huge number.
     return min(timeout, _CENTURY)
 
 
 def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
-    """The seconds that kombu's transport takes; an hour if it has no such timeout, or its library is missing."""
+    """The timeout of kombu's transport, or an hour if the transport has none or cannot be imported."""
     with suppress(Exception):
         channel = app.connection_for_read().get_transport_cls().Channel
         for option, default in _TIMEOUTS:
@@ -336,7 +328,7 @@ def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
 
 
 def untold_timeouts(app: Celery) -> list[str]:
-    """The advice for an app whose queues of SQS have a visibility timeout that neither the app nor kombu knows."""
+    """Advice for an app with queues of SQS whose visibility timeout neither the app nor kombu knows."""
     options = app.conf.broker_transport_options or {}
     if not options.get("predefined_queues") or "visibility_timeout" in options:
         return []
@@ -349,12 +341,12 @@ def untold_timeouts(app: Celery) -> list[str]:
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of all keys of the app; the default begins with the `global_keyprefix` of its results or broker."""
+    """The prefix of the app's keys. The default begins with the `global_keyprefix` of its results or broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
-        # The first braces of a key are its hash tag in a cluster; those of our keys come later.
+        # In a cluster the first braces of a key are its hash tag, and ours come after the prefix.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix or not is_unicode(prefix):
         raise ConfigurationError(
@@ -365,18 +357,16 @@ def prefix_of(app: Celery) -> str:
 
 
 def beat_ttl_of(app: Celery) -> float:
-    """The seconds that the lease of a leading beat lasts."""
     ttl = setting(app, "singleton_beat_ttl")
     return seconds("singleton_beat_ttl", setting(app, "singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
 
 
 def logs_labels(app: Celery) -> bool:
-    """Whether the lines of the log have the labels of calls."""
     return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:
-    """*text* with our settings as the app's configuration spells them."""
+    """Spell the settings in *text* as the app's configuration does."""
     if not app.namespace:
         return text
     of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(SETTINGS)})\b")
@@ -384,6 +374,6 @@ def as_set(app: Celery, text: str) -> str:
 
 
 def as_celery_reads(app: Celery, name: str) -> str:
-    """The name of a setting in the configuration of this app."""
+    """Spell the *name* of a setting as the app's configuration does."""
     namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
     return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()

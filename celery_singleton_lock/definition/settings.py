@@ -1,4 +1,4 @@
-"""The settings of an app: the store of its locks, and what was meant by names that are no setting or option."""
+"""The settings of an app: the store of its locks, and the refusal of unknown names."""
 
 import re
 import sys
@@ -25,24 +25,24 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
-# The port at which Celery's result backend looks for sentinels without a port in the URL.
+# Celery's result backend looks for sentinels at this port if the URL names none.
 _PORT_OF_RESULTS = 6379
-# The transport options that Celery reads to find the master.
+# The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # A page reads the whole history at once.
 _LONGEST_HISTORY = 10_000
-# The store of each app, with the URL that was assigned when it was opened.
+# The store of each app, after the URL that was assigned when the store was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
-"""Context managers of `testing` add to this list. The last entry gives each `Lock` its store, whatever its `url`."""
+"""Filled by the context managers of `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options of other libraries for which the most similar name here is the wrong one.
+# Options of other libraries whose most similar name here has another meaning.
 _MEANT = {
     **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
     "lock_blocking_timeout": "lock_wait_timeout",
 }
-# The options and settings, and then the methods, of the libraries that people come from, with their counterparts here.
+# Options, settings and methods of other libraries, with their counterparts here.
 _OF_OTHERS: Mapping[str, Mapping[str, str]] = {
     "celery-singleton": {
         "unique_on": "lock_key",
@@ -90,12 +90,12 @@ def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use.
 
     The store is at `singleton_lock_url`, else the result backend if that is Redis, else the broker if that is Redis.
-    If `app.conf.singleton_lock_url` is assigned again, the next call finds the new store.
+    After `app.conf.singleton_lock_url` was assigned again, the store is the new one.
 
     Raises:
-        ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
+        ConfigurationError: The app has no Redis that this library can use, or an unknown setting.
     """
-    # A search of all settings, and not only of those that were assigned, would slow each task.
+    # Look among the assigned settings only: a search of all would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = _stores.get(app, (None, None))
     if store is None or before != assigned:
@@ -122,7 +122,7 @@ def _opened(app: Celery) -> Store:
     own: Any = setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
         raise ConfigurationError(
-            # Do not quote the value: there may be a password in it.
+            # Do not quote the value, which may have a password.
             f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
@@ -135,7 +135,7 @@ def _opened(app: Celery) -> Store:
     history: Any = setting(app, "singleton_lock_history", Store.history)
     history = count("singleton_lock_history", history, least=0, most=_LONGEST_HISTORY)
     if "username" in own or "password" in own:
-        # A provider of Celery's settings would override this username and password.
+        # The provider from Celery's settings would override this username and password.
         options.pop("credential_provider", None)
     store = store_from_url(url, {**_in_redis_py(options), **own}, replicas)
     store.history = history
@@ -143,7 +143,7 @@ def _opened(app: Celery) -> Store:
 
 
 def has_password(url: Any) -> bool:
-    """There is a password in *url*. Celery would show it, because Celery masks settings by their names."""
+    """Whether *url* has a password. Celery shows that, because it masks settings by their names alone."""
     return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
@@ -154,12 +154,12 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         return one_url(url), {}
     results = _as_text(conf.result_backend)
     broker = _as_text(conf.broker_write_url or conf.broker_url)
-    # Celery uses these unless the URL says otherwise.
+    # Defaults of Celery for what the URL does not say.
     of_results = {
         "username": get("redis_username"),
         "password": get("redis_password"),
         "credential_provider": get("redis_backend_credential_provider"),
-        # Over TCP, Celery takes the database from the URL alone.
+        # Over TCP, Celery reads the database from the URL alone.
         "db": get("redis_db") if results.startswith(_SOCKETS) else None,
         "default_port": _PORT_OF_RESULTS if results.startswith(SENTINEL) else None,
     }
@@ -185,13 +185,12 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
 
 
 def _as_text(url: Any) -> str:
-    """All URLs in one text. Celery takes a list, or several joined by semicolons, to fail over between brokers."""
+    """Join the URLs between which Celery fails over by semicolons."""
     parts = url if isinstance(url, list | tuple) else [url]
     return ";".join(part for part in parts if isinstance(part, str))
 
 
 def _in_redis_py(value: Any) -> Any:
-    """A value of Celery's settings as redis-py has it, also inside `sentinel_kwargs`."""
     if isinstance(value, dict):
         return {name: _in_redis_py(each) for name, each in value.items()}
     return in_redis_py(value)
@@ -201,11 +200,11 @@ def _in_redis_py(value: Any) -> Any:
 
 
 def faults_in_names(cls: type[Any]) -> Iterator[str]:
-    """The names in a class of tasks that look like an option and are none, or belong to another library.
+    """Names in a class of tasks that look like an option and are none, or belong to another library.
 
-    A method or a property is the user's own, unless another library has a method of its name. A name that a later class
-    of the MRO has as well is the user's own, too. An option without its prefix, such as `ttl`, counts only as an
-    argument of the decorator and in `task_annotations`.
+    A method or property is the user's own unless another library has a method of that name. A name that overrides one
+    of another base is the user's own, too. An option without its prefix, such as `ttl`, is a fault only as an argument
+    of the decorator and in `task_annotations`.
     """
     ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
@@ -225,13 +224,13 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
 
 
 def check_name(task: Any, name: str) -> None:
-    """Refuse an option that does not exist when it is set on a task object."""
+    """Refuse an unknown option that is set on a task object."""
     if not hasattr(type(task), name) and (fault := _fault_in_name(name)):
         raise ConfigurationError(f"task {task.name}: {fault}")
 
 
 def check_call_options(task: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option of the task that is given with a call."""
+    """Refuse options of the task among those of a call."""
     for name in options:
         fault = _of_others("an option", name)
         if name.startswith(_PREFIXES) and not fault:
@@ -244,14 +243,14 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
-    """The settings that do not exist, or stand where Celery does not look for them."""
+    """Settings that do not exist, or are spelled so that Celery does not read them."""
     namespace = as_celery_reads(app, "").lower()
     readable = {name: as_celery_reads(app, name) for name in SETTINGS}
-    # Only the names, because a source may make its values when they are read.
+    # Read the names only, because a source of settings may compute the values.
     for written in map(str, app.conf):
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, as_celery_reads(app, name))
-        # A name that Celery does not read may be another program's, for example in Django's settings.
+        # A name that Celery does not read may be another program's, as in Django's settings.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")
@@ -278,7 +277,7 @@ def _fault_in_name(name: str) -> str:
 
 
 def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
-    """A text that says which library *name* is from, and its counterpart here; empty if it is in no table."""
+    """Say which library *name* is from and what its counterpart here is; empty for an unknown name."""
     for library, counterparts in tables.items():
         if name in counterparts:
             here = counterparts[name]

@@ -42,7 +42,7 @@ def shared_store(url: str) -> Store:
 
 
 def one_url(given: Any) -> str:
-    """*given*, if it is the URL of one store.
+    """Return the URL *given* without spaces, if it names one store.
 
     Raises:
         ConfigurationError: *given* names several stores, or is no text.
@@ -55,7 +55,7 @@ def one_url(given: Any) -> str:
             "gives a lock to two holders as soon as one of them loses its data or has its clock set"
         )
     if not isinstance(given, str):
-        # The value may have a password, so it is not quoted.
+        # Do not quote the value, which may have a password.
         raise ConfigurationError(
             f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
             "'redis://localhost:6379/0'"
@@ -103,7 +103,7 @@ def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
 
 
 def in_redis_py(value: Any) -> Any:
-    """The spelling of redis-py for *value*, such as none for Celery's CERT_NONE."""
+    """Spell *value* as redis-py does: `none` for the `CERT_NONE` of Celery, for example."""
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__
     return value.removeprefix("CERT_").lower() if is_one else value
 
@@ -112,7 +112,7 @@ def _part_in_redis_py(part: str) -> str:
     """A URL, or one of several between semicolons, with the query arguments of redis-py."""
     base, _, query = part.partition("?")
     if "#" in query:
-        # `urlencode` would turn the fragment into a part of the last value, and nobody would refuse it.
+        # Leave the fragment in the URL, which is then refused: `urlencode` would append it to the last value.
         return part
     names = {"virtual_host": "db"}
     arguments = [(names.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]

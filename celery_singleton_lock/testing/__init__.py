@@ -3,7 +3,7 @@
 With pytest, `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root brings the fixture
 `singleton_locks`. The rest works with any test runner. The library itself does not import this package.
 
-PYTEST_DONT_REWRITE: a `conftest.py` may import it before pytest loads it.
+PYTEST_DONT_REWRITE: a `conftest.py` may import this package before pytest loads it.
 """
 
 import os
@@ -55,9 +55,9 @@ HELD_BY_TEST = "held-by-test"
 
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
-# The shortest time that a store counts, in seconds.
+# Seconds: the shortest time that a store counts.
 _MOMENT = 0.001
-# Seconds for a body that ends at the same time as the test.
+# Seconds in which a body may end after its test.
 _PATIENCE = 1.0
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
@@ -83,7 +83,7 @@ class StoreInMemory(MemoryStore):
         """
         ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Under the lock, so that no other thread finds a lease expired between the two lines.
+        # Hold the lock, or another thread may find a lease expired between the two lines.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -102,10 +102,10 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Have the app, and every `Lock` whatever its `url`, use a new store in memory inside the block.
+    """Give the app, and every `Lock` whatever its `url`, a new store in memory inside the block.
 
-    All threads of this process use it, and so does a worker of Celery's `celery_worker`. Other processes do not: each
-    lock raises an error in a process that is forked inside the block, and any other process uses the app's own store.
+    The store serves all threads of this process, with those of Celery's `celery_worker`. In a process that is forked
+    inside the block, each lock raises an error. Any other process uses the app's own store.
 
     Raises:
         ConfigurationError: *app* is not a Celery app.
@@ -130,7 +130,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
-    # Inside `disabled()`, insert below its entry, because the last entry counts.
+    # Inside `disabled()`, insert before its entry, because the last entry counts.
     at = len(stores_of_locks) if Lockable.locks else 0
     stores_of_locks.insert(at, find)
     try:
@@ -139,7 +139,7 @@ def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
         stores_of_locks.remove(find)
 
 
-# Locks that another run seems to hold, and leases that end as if their holders had died.
+# Locks that seem to be held by another run, and holders that seem to die.
 
 
 class _Target(NamedTuple):
@@ -152,11 +152,11 @@ class _Target(NamedTuple):
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
-    """Have another holder hold the lock inside the block, like a run in another worker.
+    """Hold the lock inside the block, as a run in another worker would.
 
-    The lease is a real one, in the store that the app uses, and is renewed. It takes one place: to fill a
-    greater `lock_limit`, nest as many blocks. In the mode `until_executing`, which has no leases, another call
-    is queued instead. An eager call of this thread would wait for ever, so it ends with `LockHeld` instead.
+    The lease is real: it is in the store of the app, and is renewed. It takes one place, so a lock with a greater
+    `lock_limit` needs as many nested blocks. In the mode `until_executing`, which has no leases, another call is
+    queued instead. An eager call in this thread would wait for ever, so it ends with `LockHeld`.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
@@ -179,8 +179,8 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     """End the leases on the lock now, as if their holders had died.
 
     A `hold` ends like a process that was killed: the next run gets the key and its `self.lock.took_over` is true. A
-    body in this process is interrupted before this returns, as its `lock_on_lost` says. One in another process
-    learns it from its own heartbeat, at most a third of its ttl later. A waiter gets the key.
+    body in this process is interrupted, as its `lock_on_lost` says, before `expire` returns. A body in another
+    process learns of the loss at most a third of its ttl later. A waiter gets the key.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key.
@@ -197,13 +197,13 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         raise SingletonLockError(
             f"{said}: key={key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
         )
-    # Compared by token, because a `Lock` with a URL of its own may use the same store by another object.
+    # Compare tokens, because a `Lock` with its own URL may use the same store by another object.
     renewals = {one.claim.token: one for one in heartbeat.watched() if one.claim.token in tokens}
     for renewal in renewals.values():
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
         if isinstance(renewal, Holding) and renewal.task_id == HELD_BY_TEST:
-            # It ends silently, as a killed process would.
+            # End it silently, as a killed process would.
             renewal.go_to(State.LOST)
         store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
     # Release the leases of other processes, which would renew a lease that is only shortened.
@@ -214,7 +214,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if clock() > give_up_at:
             raise SingletonLockError(f"{said}: key={key} is still held {RELEASE_BOUND:g} s later")
         time.sleep(_MOMENT)
-    # A release for a token that nobody has wakes the waiters.
+    # A release with an unknown token only wakes the waiters.
     store.release(Claim(key, new_token(), _TTL), None)
     for renewal in renewals.values():
         renewal.lose("expired")
@@ -277,7 +277,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
     store, key = target.store, target.key
-    # Look first: the store takes a second mark with the same task id for a repetition of the first.
+    # Look first: the store would take a second mark with the same task id for the first mark.
     found = next(_marks_of_test(target), None) or store.mark_queued(
         key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0
     )
@@ -304,12 +304,12 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 # No locking.
 
 
-# A claim on the whole lock counts as a million places, so this is enough for a million of them.
+# A claim on the whole lock counts as a million places.
 _ENOUGH = 10**12
 
 
 class _Unlimited(MemoryStore):
-    """Grants each claim, because it has more places than a test can have threads."""
+    """Grants each claim, because a lock here has more places than a test has threads."""
 
     def acquire(self, claim: Claim) -> Any:
         return super().acquire(replace(claim, limit=_ENOUGH))

@@ -64,7 +64,7 @@ class Unanswered(NamedTuple):
 
 
 class Recorded:
-    """The signals of this process, the earliest first; those of another process are not seen here.
+    """The signals of this process, earliest first; signals of other processes are missing.
 
     Attributes:
         acquired: The leases under which bodies began.
@@ -110,7 +110,7 @@ class Recorded:
         self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # An unpublished call has no request; `sender.request` may belong to the body that makes the call.
+        # An unpublished call has no request. `sender.request` may belong to the body that publishes.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
@@ -118,7 +118,7 @@ class Recorded:
         self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A body whose lease was lost has nothing to release; one that was asked to stop still has its lease.
+        # A body whose lease was lost has nothing to release. A body that was asked to stop still has its lease.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease)))
 
@@ -129,7 +129,7 @@ class Recorded:
 
 
 def recorded() -> AbstractContextManager[Recorded]:
-    """Record what all locks of this process do inside the block: those of any app, in any thread.
+    """Record what the locks of this process do inside the block, for any app and in any thread.
 
     Signals in the pool processes of a worker are not recorded, so a test with prefork looks at results instead.
     """
@@ -137,7 +137,7 @@ def recorded() -> AbstractContextManager[Recorded]:
 
 
 def await_reports() -> None:
-    """Wait until the losses that are known so far were reported; not for ever, because a receiver may be slow."""
+    """Wait until the known losses are reported, but not for ever: a receiver may be slow."""
     reported = threading.Event()
     background.submit(reported.set)
     reported.wait(RELEASE_BOUND)

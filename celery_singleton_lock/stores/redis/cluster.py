@@ -1,4 +1,4 @@
-"""Locks in a cluster: each lock at the server that has its slot."""
+"""Locks in a cluster, each at the server that has its slot."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,24 +17,24 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SLOTS = 16384
 _PORT = 6379
-# After more redirects the servers do not agree: a slot moves to one server at a time.
+# A slot moves to one server at a time, so after more redirects the servers disagree.
 _MOST_REDIRECTS = 5
-# Seconds for each server that is asked for the owners of slots, and between two such questions.
+# Seconds for each server that is asked who owns the slots, and between two such questions.
 _PATIENCE = 0.5
 _PAUSE = 0.25
-# Before redis-py 6.0, only this parser has classes of their own for MOVED and ASK.
+# Before redis-py 6.0, only this parser raises `MovedError` and `AskError`.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
 
 class NodeConnections(Connections):
-    """Connections to one server of a cluster. A script there counts only the listeners at this server."""
+    """Connections to one server of a cluster. A script there counts the listeners at this server alone."""
 
     is_sharded = True
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
     is_doubted = False
-    """The server was silent or has redirected a request, so its slots may belong to another one."""
+    """The server was silent or has redirected a request, so its slots may have moved."""
 
     def close(self) -> None:
         super().close()
@@ -89,7 +89,7 @@ class Cluster(NodeConnections):
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
-        """Run the calls in one round trip to each server that has keys of them."""
+        """Run the calls in one round trip to each server that has their keys."""
         replies: list[Any] = [None] * len(calls)
         groups: dict[Address, list[int]] = {}
         for number, (keys, _) in enumerate(calls):
@@ -100,7 +100,7 @@ class Cluster(NodeConnections):
                 replies[number] = answer
         for number, answer in enumerate(replies):
             if isinstance(answer, exceptions.AskError):
-                # Each call whose key has moved goes alone, because `ask` follows one key.
+                # Run each call whose key has moved alone, because `ask` follows one key.
                 (replies[number],) = super().run(script, [calls[number]], until, replicas)
         return replies
 
@@ -143,7 +143,7 @@ class Cluster(NodeConnections):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # Try the last known owner: it may still be right, and its error says more than this one.
+                # Try the last known owner: it may still be right, and its own error says more.
                 if node is None:
                     raise
             node = self.known_owner(key)
@@ -157,9 +157,9 @@ class Cluster(NodeConnections):
 
     def _redirected(self, node: Address, redirect: exceptions.AskError) -> Address:
         if isinstance(redirect, exceptions.MovedError):
-            # Let the next call about any key there ask the cluster, because other slots may have moved too.
+            # Let the next request to this server ask the cluster first, because other slots may have moved too.
             self.at(node).is_doubted = True
-        # An empty host means the server that has answered.
+        # An empty host means the server that answers.
         return self._reached(redirect.host or node[0], redirect.port)
 
     def _learn(self, until: float) -> None:
@@ -214,7 +214,7 @@ class ClusterStore(Store):
 
     has_parts = True
     servers: Cluster
-    # The keys of one script are in one slot.
+    # Renew each lease alone, because the keys of a script have to be in one slot.
     _renewals_per_script = 1
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:

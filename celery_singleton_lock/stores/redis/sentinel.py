@@ -1,4 +1,4 @@
-"""Connections to whichever server Sentinel calls the master."""
+"""Connections to the server that Sentinel names as the master."""
 
 import _thread
 from collections.abc import Callable, Mapping, Sequence
@@ -31,10 +31,10 @@ _WHERE = (
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NUMBERS = ("port", "config-epoch", "num-other-sentinels")
 _NO = (None, False, "", "0", "no", "false", "False")
-# Seconds for each sentinel. They are asked in turn.
+# Seconds for each sentinel; one is asked after the other.
 _PATIENCE = 0.5
-# Seconds between two looks for another master. Sentinel demotes a former master only after ten seconds, and until then
-# writes to it seem to work and are lost.
+# Seconds between two looks for a new master. Sentinel demotes a former master only after ten seconds. Until then,
+# writes to the former master seem to work, and are lost.
 _LOOK_AGAIN = 1.0
 
 
@@ -82,13 +82,13 @@ class AllSentinels(Sentinel):
             return self.known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self.known is not None:
-            # All sentinels are silent, so stay with the known master. If it was demoted, it refuses writes.
+            # All sentinels are silent, so stay with the known master: a demoted master refuses writes.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
 def _state_in(reply: Any) -> dict[str, Any]:
-    """The state of the master that a sentinel has reported, in redis-py's names."""
+    """A sentinel's report of the master, in redis-py's names."""
     try:
         state = dict(zip(reply[::2], reply[1::2], strict=True))
         flags = state["flags"].split(",")
@@ -99,7 +99,7 @@ def _state_in(reply: Any) -> dict[str, Any]:
 
 
 class SentinelConnections(Connections):
-    """Connections to the master, which may be replaced while they are open."""
+    """Connections to the master, which a failover may replace."""
 
     pool: SentinelConnectionPool
 
@@ -116,7 +116,7 @@ class SentinelConnections(Connections):
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
         sentinels = self._of(hosts, rest)
-        # `ssl` is an option of redis-py's client. In a pool, TLS is another class of connections.
+        # `ssl` is an option of redis-py's client. For a pool, TLS means another class of connections.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
@@ -134,7 +134,7 @@ class SentinelConnections(Connections):
             settle(own, has_tls=own["ssl"])
             return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
-            # Do not quote a value: there may be a password in it.
+            # Do not quote a value, which may be a password.
             why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
             raise ConfigurationError(
                 "sentinel_kwargs has to be a dict of arguments for redis-py's connections to the sentinels, such as "
