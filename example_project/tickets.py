@@ -1,7 +1,7 @@
 """Ten tickets, fifty buyers, one at a time at the counter: `python -m example_project.tickets`.
 
 Each buyer looks how many are left, thinks for a moment, and takes one. Without
-the lock they all look at once, and more tickets are sold than there are.
+the lock all look at once, and more tickets are sold than there are.
 """
 
 import sys
@@ -36,7 +36,7 @@ class Counter:
 
 
 def sell(guard: Callable[[], AbstractContextManager[object]]) -> int:
-    """How many tickets are sold when all buyers come at once, each under a guard of their own."""
+    """How many tickets are sold when all buyers come at once, each with a guard."""
     counter = Counter()
 
     def come(buyer: int) -> None:
