@@ -17,7 +17,7 @@ from celery.app.routes import MapRoute
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.definition.keys import label_of
+from celery_singleton_lock.definition.keys import are_plain, label_of
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.leases.counters import count, note
@@ -150,9 +150,10 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Whether the publisher has to make the key; most calls leave that to the worker."""
     return bool(
-        (options and (options.get("headers") or options.get("retries")))
-        or task.lock_options.publisher_asks
-        or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
+        not task._leaves_its_key  # noqa: SLF001 (it is this library's)
+        or (options and (options.get("headers") or options.get("retries")))
+        or not are_plain(args or ())
+        or (kwargs and not are_plain(kwargs.values()))
         or _origin.get()
         or _of_a_dead_run.get()
     )

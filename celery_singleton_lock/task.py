@@ -180,7 +180,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _forget(self, name: str) -> None:
         if name in NAMES:
-            for made in ("lock_options", "_lock_keys"):
+            for made in ("lock_options", "_lock_keys", "_leaves_its_key"):
                 vars(self).pop(made, None)
 
     @property
@@ -202,6 +202,12 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def _lock_keys(self) -> KeyMaker:
         wait_until_bound(self)
         return KeyMaker(self)
+
+    @cached_property
+    def _leaves_its_key(self) -> bool:
+        """A publisher asks the store nothing, so it leaves a key of plain arguments to the worker."""
+        options = self.lock_options
+        return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
     @cached_property
     def _usual_queue(self) -> str:
@@ -276,8 +282,10 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
-        options = options_by_name(*rest, **options) if rest else options
-        check_call_options(self.name, options)
+        if rest:
+            options = options_by_name(*rest, **options)
+        if options:
+            check_call_options(self.name, options)
         if self.is_lockable():
             if needs_its_key(self, args, kwargs, options):
                 return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))

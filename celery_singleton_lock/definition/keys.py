@@ -182,14 +182,25 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-        self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
+        # Of arguments that are plain, any worker can make the key, and without an error.
+        self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
+        # Of the arguments that count, if a usual call has one for each parameter; None if user code makes the key.
+        is_written_here = self._is_usual and not self.runs_user_code
+        self._places = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
         """The lock key of a call; an error of a pydantic model passes as it is."""
+        if self._places is not None and not kwargs and len(args) == len(self._names):
+            try:
+                values = [_WRITERS[type(args[place])](args[place]) for place in self._places]
+                return _key(prefix, self._name, self._text % tuple(values))
+            except (KeyError, ValueError):
+                # A value of another type, or an int of more digits than Python writes: see `_text_of`.
+                pass
         choice = self._choice
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -227,10 +238,6 @@ class KeyMaker:
         """Whether a key needs a callable, a model or the format methods of arguments, each of which may do anything."""
         return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
 
-    def makes_any_key(self, args: Args, kwargs: Kwargs) -> bool:
-        """Whether the key of such arguments can be left to the worker: it runs no user code and cannot fail."""
-        return self._needs_only_arguments and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
-
     def _text_of(self, arguments: Mapping[str, Any]) -> str:
         """The arguments that count, as canonical JSON."""
         choice = self._choice
@@ -246,7 +253,7 @@ class KeyMaker:
     def _filled_in(self, template: str, arguments: Mapping[str, Any]) -> str:
         """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
-        if not (self._has_bare_fields and _are_plain(arguments.values())):
+        if not (self._has_bare_fields and are_plain(arguments.values())):
             # Only our formatter refuses sets, but it takes several times as long, so plain arguments go without.
             fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
         text: str = _made_by_user(template, fill)
@@ -267,7 +274,8 @@ class KeyMaker:
         return bound.arguments
 
 
-def _are_plain(values: Iterable[Any]) -> bool:
+def are_plain(values: Iterable[Any]) -> bool:
+    """Whether a message carries the values as they are."""
     return _PLAIN.issuperset(map(type, values))
 
 

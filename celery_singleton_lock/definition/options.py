@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
@@ -194,7 +194,6 @@ class LockOptions:
 
     Attributes:
         holder_name: The name of the task if its lock has another name, else empty.
-        publisher_asks: A publisher may ask the store. A field, because a property would slow each call.
     """
 
     mode: Mode
@@ -212,10 +211,6 @@ class LockOptions:
     visibility_timeout: float
     skip_result: Any
     holder_name: str
-    publisher_asks: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "publisher_asks", self.unique_in_queue or self.newest_wins)
 
     @property
     def unique_in_queue(self) -> bool:
