@@ -115,7 +115,6 @@ def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     counters._events.clear()
     counters._unsent.clear()
     counters._noted.clear()
-    counters._unwritten.clear()
 
 
 @pytest.fixture(autouse=True)

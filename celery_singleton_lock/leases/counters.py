@@ -8,11 +8,11 @@ import json
 import logging
 import os
 import threading
-import time
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from math import inf
 from typing import Any, Literal
 
@@ -32,6 +32,8 @@ _MOST_TASKS = 500
 _LONGEST_NAME = 200
 # The events for the history that a process keeps until the store takes them; the oldest are dropped.
 _MOST_NOTED = 1_000
+BEGINS_EVENT = '{"at": "'
+"""Begins the text of an event in the history, unlike the number of the last event."""
 # The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
@@ -64,9 +66,9 @@ class Counters:
             return
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
-        self._unsent: dict[tuple[Store, str], Counter[str]] = {}
         self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
-        self._unwritten: dict[tuple[Store, str], deque[str]] = {}
+        # For each key of a store a `Counter` of sums, or a deque of texts for the history.
+        self._unsent: dict[tuple[Store, str], Any] = {}
         self._tasks: set[str] = set()
         self._will_flush = False
         self._flushing = threading.Lock()
@@ -83,14 +85,12 @@ class Counters:
     def note(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Note an event of a call for the history, unless it is usual.
-
-        *event* and *outcome* are words of the log; *holder* is the task id of the call that was in its way.
-        """
+        """Note an event for the history, in words of the log; *holder* is the task id of the call in the way."""
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
         self.ensure_own()
-        what = {"at": time.time_ns() // 1000, "event": event, "outcome": outcome, "key": key, "task_name": task}
+        at = datetime.now(UTC).isoformat(timespec="microseconds")
+        what = {"at": at, "event": event, "outcome": outcome, "key": key, "task_name": task}
         facts = {"task_id": call.task_id, "hostname": call.hostname, "pid": call.pid, "label": call.label}
         self._noted.append((store, key, what | facts | {"holder_task_id": holder}))
         if not self._will_flush:
@@ -111,25 +111,21 @@ class Counters:
                 self._send()
             finally:
                 self._will_flush = False
-                is_kept = self._unsent or self._unwritten
-                if is_kept or self._events or self._noted:
-                    self.flush_later(_AGAIN if is_kept else _EVERY)
+                if self._unsent or self._events or self._noted:
+                    self.flush_later(_AGAIN if self._unsent else _EVERY)
 
     def _send(self) -> None:
         self._add_up()
-        send: Any
-        unsent: Any
-        for send, unsent in ((Store.count, self._unsent), (Store.record, self._unwritten)):
-            for (store, key), batch in list(unsent.items()):
-                try:
-                    send(store, key, batch, _BOUND)
-                    del unsent[store, key]
-                    # A run that asked during the flush has opened a second connection, which would stay open.
-                    store.servers.close_spare()
-                except (SingletonLockError, OSError) as error:
-                    text = "%s; the counts are kept and sent with the next"
-                    why = getattr(error, "problem", error)
-                    log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
+        for (store, key), batch in list(self._unsent.items()):
+            try:
+                (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
+                del self._unsent[store, key]
+                # A run that asked during the flush has opened a second connection, which would stay open.
+                store.servers.close_spare()
+            except (SingletonLockError, OSError) as error:
+                text = "%s; the counts are kept and sent with the next"
+                why = getattr(error, "problem", error)
+                log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
         # Grouped first, because a busy process counts the same few events thousands of times.
@@ -148,8 +144,8 @@ class Counters:
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
         for store, key, entry in _taken_from(self._noted):
-            entries = self._unwritten.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
-            entries.append(json.dumps({name: value for name, value in entry.items() if value}))
+            texts = self._unsent.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
+            texts.append(json.dumps({name: value or None for name, value in entry.items()}))
 
     def _name_of(self, task: str) -> str:
         if task not in self._tasks:

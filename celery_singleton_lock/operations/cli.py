@@ -208,10 +208,8 @@ def break_lock(
 def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     """Show what happened: skipped and refused calls, lost leases, dead holders, a silent store.
 
-    The newest event comes first. An event is listed some seconds after it happened.
-    The setting singleton_lock_history says how many events are kept.
-
-    PATTERN is a glob for lock names, such as 'shop.*'.
+    The newest event comes first; one of the last seconds may be missing. PATTERN is a
+    glob for lock names, such as 'shop.*'.
     """
     locks = locks_of(obj)
     kept = locks.history()
@@ -220,13 +218,7 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
         click.echo(json.dumps(events))
     elif events:
         click.echo(table(list(map(event_cells, events)), is_wide=wide or not sys.stdout.isatty()))
-    if not events:
-        has_pattern = pattern is not None and locks.store.history
-        click.echo(f"Nothing about {pattern!r}." if has_pattern else locks.no_events, err=True)
-    # Without this line, a forgotten event looks like one that has never happened.
-    if kept and len(kept) == locks.store.history:
-        since = event_cells(kept[-1])["when"]
-        click.echo(f"Events before {since} are forgotten: singleton_lock_history keeps {len(kept)}.", err=True)
+    click.echo(locks.extent(kept, len(events)), err=True)
 
 
 @singleton.command("doctor")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from operator import itemgetter
 from typing import Any
 
 from celery import Celery, states
@@ -20,7 +21,7 @@ from celery_singleton_lock.definition.keys import BEAT, lock_name_of_task, start
 from celery_singleton_lock.definition.options import as_set, prefix_of
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
-from celery_singleton_lock.leases.counters import hash_of
+from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.stores.records import Holder, HolderState, LockState, lock_name_of
@@ -40,7 +41,6 @@ _DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 _OF_A_MARK = ("task_name", "task_id", "label")
-_OF_EVENT = ("event", "outcome", "key", "task_name", "task_id", "label", "holder_task_id", "hostname", "pid")
 _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "text")
 
 
@@ -155,21 +155,23 @@ class Locks:
             )
         return text
 
-    @property
-    def no_events(self) -> str:
-        """Says what an empty history means."""
-        if self.store.history:
-            return "Nothing unusual has happened."
-        return as_set(self.app, "Nothing is written down, because singleton_lock_history is 0.")
-
     def counted(self) -> dict[str, int]:
         return self.inventory.counted(hash_of(self._start))
 
     def history(self) -> list[dict[str, Any]]:
         """The last events that were neither a grant nor a release, in the words of the docs; the newest first."""
+        # A set: a batch whose answer was lost is there twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
-        events = sorted(filter(None, map(_event_in, texts)), key=lambda event: event["at"], reverse=True)
-        return events[: self.store.history]
+        events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
+        return sorted(events, key=itemgetter("at"), reverse=True)[: self.store.history]
+
+    def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
+        """How far back the history goes: an event that is forgotten looks like one that has never happened."""
+        text = "What has happened is not known"
+        if kept is not None:
+            since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
+            text = f"{number} of {len(kept)} unusual events{since}"
+        return as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
 
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
@@ -202,17 +204,6 @@ class Locks:
 def matches(key: str, pattern: str | None) -> bool:
     """Whether the lock name in *key* matches the glob; without a glob, any name does."""
     return pattern is None or fnmatchcase(lock_name_of(key), pattern)
-
-
-def _event_in(text: str) -> dict[str, Any] | None:
-    """An event of the history; None for other texts, such as the number of the last event."""
-    # Another program, or a later version of this library, may have written this text.
-    with suppress(ValueError, TypeError, KeyError, OverflowError):
-        entry = json.loads(text)
-        at = datetime.fromtimestamp(entry["at"] / 1_000_000, UTC).isoformat(timespec="milliseconds")
-        facts = {name: str(entry[name]) if entry.get(name) else None for name in _OF_EVENT}
-        return {"at": at, **facts, "key": str(entry["key"]), "pid": entry.get("pid")}
-    return None
 
 
 def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:

@@ -222,15 +222,13 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
     # Ask for each answer once, because the next one may differ, or be an error.
-    events, leads, no_events = None, None, locks.no_events
+    events = leads = None
     with suppress(StoreError, ConfigurationError):
         leads = observer.counts.result().beat_leads
-    try:
+    with suppress(StoreError, ConfigurationError):
         events = observer.history.result() if locks.store.history else None
-    except (StoreError, ConfigurationError):
-        no_events = "What has happened cannot be read now."
     rows = [row for row in seen.rows if is_meant(row.name, pattern)]
-    recent = [event for event in events or () if is_meant(lock_name_of(event["key"]), pattern)]
+    recent = [event for event in events or () if is_meant(lock_name_of(event["key"]), pattern)][:_MOST_EVENTS]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(seen.at),
@@ -240,8 +238,8 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         | {"Longest held": duration(total.longest or None)},
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
-        "events": [_escaped(event_cells(event)) for event in recent[:_MOST_EVENTS]],
-        "no_events": no_events,
+        "events": [{head: shown(text or "-") for head, text in event_cells(event).items()} for event in recent],
+        "extent": locks.extent(events, len(recent)),
     }
 
 

@@ -291,25 +291,19 @@ class Store:
         reply = self.call("HGETALL", key)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
-    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
-        """Add to the fields of a hash of counts. They are added twice if an answer is lost."""
+    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
+        """Add to the fields of a hash of counts; return the first sum. They are added twice if an answer is lost."""
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second: a connection that breaks later leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
-        self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
+        replies, *_ = self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
+        return int(replies[0])
 
-    def record(self, key: str, entries: Collection[str], timeout: float) -> None:
-        """Add texts to a history, a ring of `history` fields. They are added twice if an answer is lost."""
-        newest = list(entries)[-self.history :]
-        numbered = ("HINCRBY", key, "last", str(len(newest))), ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT))
-
-        def write(until: float) -> None:
-            last, _ = accepted(self.servers.ask(key, numbered, until))
-            numbers = range(last - len(newest) + 1, last + 1)
-            fields = [(str(number % self.history), text) for number, text in zip(numbers, newest, strict=True)]
-            accepted(self.servers.ask(key, [("HSET", key, *chain(*fields))], until))
-
-        self.servers.part.persist(write, timeout)
+    def record(self, key: str, texts: Collection[str], timeout: float) -> None:
+        """Add texts to a history, a ring of `history` fields; *timeout* bounds each of two requests."""
+        last = self.count(key, {"last": len(texts)}, timeout)
+        fields = [(str(number % self.history), text) for number, text in enumerate(texts, last - len(texts) + 1)]
+        self.call("HSET", key, *chain(*fields), bound=timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
