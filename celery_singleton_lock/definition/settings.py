@@ -29,8 +29,6 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# A page reads the whole history at once.
-_LONGEST_HISTORY = 10_000
 # The store of each app, after the URL that was assigned when the store was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
@@ -133,7 +131,8 @@ def _opened(app: Celery) -> Store:
             "acknowledge each grant and each renewal, or 0"
         )
     history: Any = setting(app, "singleton_lock_history", Store.history)
-    history = count("singleton_lock_history", history, least=0, most=_LONGEST_HISTORY)
+    # No more, because a page reads the whole history at once.
+    history = count("singleton_lock_history", history, least=0, most=10_000)
     if "username" in own or "password" in own:
         # The provider from Celery's settings would override this username and password.
         options.pop("credential_provider", None)

@@ -26,12 +26,10 @@ _EVERY = 5.0
 # Seconds until counts are sent again to a store that has not answered.
 _AGAIN = 15.0
 _BOUND = 1.0
-# The counts that a process keeps between two flushes; the oldest are dropped.
+# The counts, and the events for the history, that a process keeps between two flushes; the oldest are dropped.
 _MOST_EVENTS = 100_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
-# The events for the history that a process keeps until the store takes them; the oldest are dropped.
-_MOST_NOTED = 1_000
 BEGINS_EVENT = '{"at": "'
 """Begins the text of an event in the history, unlike the number of the last event."""
 # The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
@@ -66,7 +64,7 @@ class Counters:
             return
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
-        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
+        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_EVENTS)
         # For each key of a store a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
         self._tasks: set[str] = set()
@@ -144,7 +142,7 @@ class Counters:
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
         for store, key, entry in _taken_from(self._noted):
-            texts = self._unsent.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
+            texts = self._unsent.setdefault((store, hash_of(key, "history")), deque(maxlen=store.history))
             texts.append(json.dumps({name: value or None for name, value in entry.items()}))
 
     def _name_of(self, task: str) -> str:

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from operator import itemgetter
 from typing import Any
 
 from celery import Celery, states
@@ -163,14 +162,12 @@ class Locks:
         # A set: a batch whose answer was lost is there twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
-        return sorted(events, key=itemgetter("at"), reverse=True)[: self.store.history]
+        return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
         """How far back the history goes: an event that is forgotten looks like one that has never happened."""
-        text = "What has happened is not known"
-        if kept is not None:
-            since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
-            text = f"{number} of {len(kept)} unusual events{since}"
+        since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
+        text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
 
     def survey(self, key: str) -> LockState:

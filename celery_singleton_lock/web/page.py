@@ -39,7 +39,6 @@ _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
-_HOUR = timedelta(hours=1)
 # A call that waits for more seconds than this is a fault, as in docs/alerts.yml.
 _LONG_WAIT = 900.0
 
@@ -249,17 +248,19 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
     The events, and whether a beat leads, are None if they are unknown.
     """
     rows = seen.rows
-    last_hour = [event for event in events or () if event["at"] > (seen.at - _HOUR).isoformat()]
+    last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
+    kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()
+    happened = shown(a_few([f"{number} {kind}" for kind, number in kinds], most=5)) or "nothing unusual"
     dead = len([row for row in rows if row.about.is_unrenewed])
     broken = len([row for row in rows if row.about.state is HolderState.UNREADABLE])
     waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
-    wrong = [event for event in last_hour if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
+    wrong = sum(event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP for event in last_hour)
     faults = {
         "no beat leads": leads is False,
         f"{dead} {'lease is' if dead == 1 else 'leases are'} not renewed": dead,
         f"{broken} {'key' if broken == 1 else 'keys'} cannot be read": broken,
         f"a call waits for {duration(max(waits, default=0.0))}": max(waits, default=0.0) > _LONG_WAIT,
-        f"{_counted(wrong)} in the last hour": wrong,
+        f"{wrong} {'fault' if wrong == 1 else 'faults'} in the last hour": wrong,
     }
     text = "; ".join(fault for fault, is_so in faults.items() if is_so) or "the locks are well"
     return {
@@ -268,14 +269,9 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
         "facts": {
             **({} if leads is None else {"Beat": "leads" if leads else "none leads"}),
             "Oldest wait": duration(max(waits, default=None)),
-            "Last hour": "not known" if events is None else _counted(last_hour) or "nothing unusual",
+            "Last hour": "not known" if events is None else happened,
         },
     }
-
-
-def _counted(events: Iterable[Mapping[str, Any]]) -> str:
-    counted = Counter(event_cells(event)["event"] for event in events)
-    return shown(a_few([f"{number} {what}" for what, number in counted.most_common()], most=5))
 
 
 def _shown(at: datetime) -> str:

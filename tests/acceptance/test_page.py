@@ -116,7 +116,7 @@ def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: 
 
     said = words_in(page)
     assert 'class="verdict faulty" role="status"' in page
-    assert re.search(r"UTC A call waits for 30m0\ds; 2 lost expired in the last hour\. Oldest wait: 30m0\ds", said)
+    assert re.search(r"UTC A call waits for 30m0\ds; 2 faults in the last hour\. Oldest wait: 30m0\ds", said)
     assert "Last hour: 2 lost expired, " in said
     # Also for whoever looks at some locks only.
     assert "A call waits for" in words_in(Visitor(application(tasks.app)).get("/", "name=nothing").body)
