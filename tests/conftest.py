@@ -5,14 +5,18 @@ import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import _state
 from celery.backends import cache
 
 from celery_singleton_lock import publish
+from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.answers import Part
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 
@@ -94,6 +98,26 @@ def no_store_is_taken_for_silent() -> None:
 def no_result_is_there_already() -> None:
     """All result backends in memory are one, so a test would find the results of other tests with its task ids."""
     cache._DUMMY_CLIENT_CACHE.clear()
+
+
+@pytest.fixture(autouse=True)
+def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a test's own process ask a store once more if a request ended long after its bound."""
+    within_its_bound = Part.persist
+
+    def persist(part: Part, ask: Any, bound: float) -> tuple[Any, float, int]:
+        began = clock()
+        try:
+            return within_its_bound(part, ask, bound)
+        except StoreRefused:
+            raise
+        except StoreError:
+            if clock() - began < max(bound, 0.0) + 0.2:
+                raise
+        answer, sent_at, tries = within_its_bound(part, ask, 2.0)
+        return answer, sent_at, tries + 1
+
+    monkeypatch.setattr(Part, "persist", persist)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,9 @@
 """Waiting for a condition, with a deadline and a name for what did not happen."""
 
+import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 
@@ -21,8 +22,34 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
         time.sleep(0.01)
 
 
+class Watch:
+    """Measures the seconds of a block, but for those in which this process stood still, as on a machine that pauses."""
+
+    seconds = 0.0
+    _TICK = 0.1
+
+    def __enter__(self) -> Self:
+        self._over = threading.Event()
+        self._ticking = threading.Thread(target=self._tick, daemon=True)
+        self._ticking.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._ticking.join()
+
+    def _tick(self) -> None:
+        before = time.monotonic()
+        is_over = False
+        while not is_over:
+            is_over = self._over.wait(self._TICK)
+            now = time.monotonic()
+            self.seconds += min(now - before, 3 * self._TICK)
+            before = now
+
+
 def lasted(call: Callable[[], object]) -> float:
-    """Seconds that it takes."""
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
+    """Seconds that *call* takes, but for those in which this process stood still."""
+    with Watch() as watch:
+        call()
+    return watch.seconds

@@ -31,7 +31,7 @@ MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
 # Seconds.
-_LONGEST_BINDING = 2.0
+_LONGEST_BINDING = 10.0
 _A_MOMENT = 0.001
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]

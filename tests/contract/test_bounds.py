@@ -20,7 +20,7 @@ from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing
 from tests.proxy import Proxy
 from tests.servers import SERVERS, free_port, running
-from tests.waiting import until
+from tests.waiting import Watch, until
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
@@ -136,12 +136,13 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
 
 def outcome_of(ask: Callable[[Store], Any], store: Store) -> tuple[bool, float]:
     """Whether *ask* is answered, and how long that takes."""
-    started = clock()
-    try:
-        ask(store)
-    except StoreError:
-        return False, clock() - started
-    return True, clock() - started
+    with Watch() as watch:
+        try:
+            ask(store)
+            answered = True
+        except StoreError:
+            answered = False
+    return answered, watch.seconds
 
 
 def outcomes(store: Store) -> dict[str, tuple[bool, float]]:

@@ -40,7 +40,7 @@ def here(body: Callable[[], Any]) -> Any:
 
 def in_a_thread(body: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(body).result(30)
+        return pool.submit(body).result(120)
 
 
 def is_renewed(lease: Lease) -> None:

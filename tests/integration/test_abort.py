@@ -25,7 +25,7 @@ Loop = asyncio.AbstractEventLoop
 Work = Coroutine[Any, Any, None]
 RunWork = Callable[[Callable[[], Work]], object]
 
-LONG = 15.0
+LONG = 60.0
 """Seconds for which a body would go on."""
 
 

@@ -172,19 +172,19 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
 
 @pytest.mark.parametrize("fork", [os.fork, fork_in_c], ids=["python", "c"])
 def test_a_forked_child_renews_counts_and_reports_by_itself(server: Server, fork: Any) -> None:
-    lock, heard = Lock("forked", url=server.url, ttl=3), threading.Event()
+    lock, heard = Lock("forked", url=server.url, ttl=6), threading.Event()
     # The parent's threads run, and the child has none of them.
     with lock:
         background.submit(heard.set)
-        assert heard.wait(5)
+        assert heard.wait(20)
 
     def hold() -> tuple[bool, bool, bool]:
         heard = threading.Event()
         with lock as lease:
-            # Longer than its ttl.
-            time.sleep(3.5)
+            until(lambda: lease.remaining() < 5, "time passes")
+            until(lambda: lease.lost or lease.remaining() > 5, "it is renewed")
             background.submit(heard.set)
-            return lease.held, lease.lost, heard.wait(5)
+            return lease.held, lease.lost, heard.wait(20)
 
     assert in_a_fork(hold, fork) == "(True, False, True)"
 
@@ -231,7 +231,7 @@ import sys
 from celery_singleton_lock import Lock
 import time
 
-lock, order, shared = Lock("green", url=sys.argv[1], ttl=3), [], [0]
+lock, order, shared = Lock("green", url=sys.argv[1], ttl=6), [], [0]
 
 def body(number):
     with lock as lease:
@@ -245,11 +245,13 @@ def body(number):
 [one.join() for one in globals().get("threads", ())]
 assert sorted(order) == list(range(5)), order
 assert shared == [5], shared
-again = Lock("green", url=sys.argv[1], ttl=3, reentrant=True)
+again = Lock("green", url=sys.argv[1], ttl=6, reentrant=True)
 with again as outer, again as inner:
     assert outer is inner
-    time.sleep(3.5)
-    outer.check()
+    for renewed in (False, True):
+        while (outer.remaining() > 5) != renewed:
+            time.sleep(0.01)
+            outer.check()
 print("well")
 """
 

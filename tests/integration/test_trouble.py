@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -25,7 +24,7 @@ from celery_singleton_lock.web import application
 from tests.browsing import Visitor
 from tests.monitor import Monitor
 from tests.servers import Server, free_port
-from tests.waiting import lasted, until
+from tests.waiting import Watch, until
 
 HELD = "singleton:v3:{shop.sync:00}"
 # A request may take 2 s. The machine may stand still for some more.
@@ -155,22 +154,23 @@ def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, a
 def test_while_the_store_is_silent_no_request_waits_and_none_piles_up(place: Place, app: Celery) -> None:
     visitor = Visitor(application(app))
     visitor.get()
-    before = threading.active_count()
-    os.kill(place.server.pid, signal.SIGSTOP)
-    try:
-        waited = list[float]()
-        ends_at = time.monotonic() + 5
-        most = before
+    waited = list[float]()
 
-        def ask(path: str) -> None:
-            while time.monotonic() < ends_at:
-                waited.append(lasted(lambda: visitor.get(path)))
+    def ask(path: str) -> None:
+        while watch.seconds < 5:
+            began = watch.seconds
+            visitor.get(path)
+            waited.append(watch.seconds - began)
 
-        with ThreadPoolExecutor(16) as pool:
-            asking = list(pool.map(ask, ["/", "/metrics", "/locks.json", "/healthz"] * 4))
-            most = max(most, threading.active_count())
-    finally:
-        os.kill(place.server.pid, signal.SIGCONT)
+    with Watch() as watch:
+        before = threading.active_count()
+        os.kill(place.server.pid, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(16) as pool:
+                asking = list(pool.map(ask, ["/", "/metrics", "/locks.json", "/healthz"] * 4))
+                most = threading.active_count()
+        finally:
+            os.kill(place.server.pid, signal.SIGCONT)
 
     assert len(asking) == 16
     assert max(waited) < BOUND

@@ -16,13 +16,12 @@ from redis import CredentialProvider
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis import sentinel as of_sentinel
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
-from tests.waiting import until
+from tests.waiting import Watch, until
 
 CLAIM = Claim("singleton:v3:{settings:00}", "token", 6.0)
 AT_ONCE = 4.0
@@ -52,10 +51,10 @@ def url_of(*sentinels: Server, name: str = NAME, database: str = "0") -> str:
 
 def refused(url: str, options: dict[str, Any] | None = None, claim: Claim = CLAIM) -> str:
     """What an acquire is told at once."""
-    store, began = store_from_url(url, options), clock()
-    with pytest.raises(ConfigurationError) as error:
+    store = store_from_url(url, options)
+    with Watch() as watch, pytest.raises(ConfigurationError) as error:
         store.acquire(claim)
-    assert clock() - began < AT_ONCE
+    assert watch.seconds < AT_ONCE
     return in_one_line(error.value)
 
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, Contract
@@ -19,8 +18,7 @@ CHANNEL = f"{KEY}:one"
 
 def publish(store: Store, channel: str, text: str) -> int:
     """How many have heard it."""
-    (count,) = store.servers.ask(channel, [(store.servers.publish, channel, text)], clock() + 5.0)
-    return int(count)
+    return int(store.call(store.servers.publish, channel, text))
 
 
 @contextmanager
@@ -108,7 +106,8 @@ class Hearing(Contract):
             publish(store, channel, channel)
 
         until(lambda: all(len(heard) > 1 for heard in told.values()), "all are heard")
-        assert told == {channel: [LISTENING, channel] for channel in told}
+        # One that is published as the machine stands still may be published twice.
+        assert {channel: set(heard) for channel, heard in told.items()} == {one: {LISTENING, one} for one in told}
         for channel in told:
             store.listener.remove(channel)
         until(lambda: all(unheard(store, channel) for channel in told), "nobody listens any more")
