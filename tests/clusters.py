@@ -72,7 +72,7 @@ class Node(Server):
         self.ask("MEET", "127.0.0.1", other.tls_port or other.port, other.bus)
 
     def slots(self) -> list[tuple[int, int, int]]:
-        """Of each range of slots its first, its last, and the port of who has it, as this one knows it."""
+        """The ranges of slots that this node knows: first slot, last slot, and the owner's port."""
         with self.client() as client:
             rows = client.connection_pool.make_connection()
             try:
@@ -140,7 +140,7 @@ class Cluster:
         return [node for node in self.nodes if node.port in ports]
 
     def owner(self, key: str) -> Node:
-        """Who has *key*."""
+        """The owner of *key*."""
         slot = slot_of(key)
         port = next(port for first, last, port in self._view() if first <= slot <= last)
         return next(node for node in self.nodes if node.port == port)
@@ -151,7 +151,7 @@ class Cluster:
         return next(node for node in self.nodes if node.port == port)
 
     def wait_for_another(self, key: str, before: Node) -> float:
-        """Until all others name another owner of *key*; the seconds that it took."""
+        """Wait until all others name another owner of *key*; return the seconds that it took."""
         began, slot = clock(), slot_of(key)
         others = [node for node in self.nodes if node is not before]
 
@@ -163,7 +163,7 @@ class Cluster:
         return clock() - began
 
     def kill(self, node: Node) -> None:
-        """End it, and have the others notice soon."""
+        """End the node, and have the others notice soon."""
         self.hurry()
         node.stop()
 
@@ -172,13 +172,13 @@ class Cluster:
         os.kill(node.pid, signal.SIGSTOP)
 
     def hurry(self) -> None:
-        """Have all of them notice soon that one has died."""
+        """Let all nodes notice soon that a node has died."""
         for node in self.nodes:
             with node.client() as client:
                 client.config_set("cluster-node-timeout", round(1000 * NODE_TIMEOUT))
 
     def fail_over(self, key: str) -> Node:
-        """As an operator does it, with all servers alive; the new owner of *key*."""
+        """Fail over as an operator does, with all servers alive; return the new owner of *key*."""
         self.hurry()
         replica = self.replica_of(self.owner(key))
         asked_at = float("-inf")
@@ -196,7 +196,7 @@ class Cluster:
         return replica
 
     def begin_to_move(self, key: str, target: Node | None = None) -> tuple[Node, Node]:
-        """Have the slot of *key* on its way from one master to another; its keys stay where they are."""
+        """Begin to move the slot of *key* to another master; its keys stay where they are."""
         source = self.owner(key)
         target = target or next(node for node in self.masters if node is not source)
         target.ask("SETSLOT", slot_of(key), "IMPORTING", source.id)
@@ -209,7 +209,7 @@ class Cluster:
                 client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
 
     def end_to_move(self, key: str, source: Node, target: Node) -> None:
-        """Move what is left, and let all know."""
+        """Move the keys that are left, and tell all nodes."""
         self.move_keys(slot_of(key), source, target)
         for node in (target, source, *(one for one in self.masters if one not in (source, target))):
             node.ask("SETSLOT", slot_of(key), "NODE", target.id)
@@ -253,7 +253,7 @@ def _answering(node: Node) -> Node:
 
 @contextmanager
 def sharded(kind: str, *arguments: str) -> Iterator[Node]:
-    """A single server with all slots, as a service has it whose shards are behind one address."""
+    """A single server with all slots, like a service whose shards are behind one address."""
     node = Node(kind, *arguments)
     try:
         node.start()

@@ -20,12 +20,12 @@ from celery_singleton_lock.stores.redis.answers import Part
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 
-# What the contract asserts is told as well as what a test does. Here, because other folders import the contract, too.
+# Explain failed assertions of the contract as those of a test. Register here, because other folders import it, too.
 pytest.register_assert_rewrite("tests.contract.asking", "tests.contract.chapters")
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, for what the tests start to hear it: whoever starts them in the background has it ignored."""
+    """Hear Ctrl-C, so that the processes of the tests hear it: in the background a shell has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    """Under which Celery this is."""
+    """Show the version of Celery."""
     return ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
 
 
@@ -82,7 +82,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 @pytest.fixture
 def recorder(valkey: Server) -> Iterator[Recorder]:
-    """The record of what bodies did, where the locks know nothing of it."""
+    """The record of what bodies did, independent of the locks."""
     recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
     yield recorder
     recorder.close()

@@ -27,7 +27,7 @@ _NEEDED = [
 
 
 class Forged:
-    """A process that was forked, as `subprocess.Popen` has one that was started."""
+    """A forked process, with the methods of a `subprocess.Popen`."""
 
     def __init__(self, pid: int, ended: Path) -> None:
         self.pid = pid
@@ -74,7 +74,7 @@ def start(arguments: list[str], env: dict[str, str], log: Path) -> Started:
 
 
 class _Forge:
-    """The process that forks, and the way to it."""
+    """The process that forks, and the connection to it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -102,7 +102,7 @@ _forge = cache(_Forge)
 
 
 def _take_orders() -> dict[str, Any]:
-    """An order, in a process of its own, whose parent writes down how it has ended."""
+    """Run an order in a child, and write down how the child has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)

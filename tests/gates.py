@@ -1,4 +1,4 @@
-"""Gates that the bodies of the tests' tasks wait at, so that a test says when a run may go on."""
+"""Gates at which the bodies of the tests' tasks wait, so that a test decides when a run goes on."""
 
 from tests.recorder import Recorder
 from tests.waiting import until
@@ -8,7 +8,7 @@ _PATIENCE = 180.0
 
 
 def wait_at(recorder: Recorder, gate: str) -> None:
-    """Return once it is open."""
+    """Return once the gate is open."""
     until(lambda: recorder._client.exists(f"gate:{gate}"), f"the gate {gate} opens", timeout=_PATIENCE)
 
 

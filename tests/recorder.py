@@ -37,7 +37,7 @@ class Recorder:
 
     @contextmanager
     def body(self, key: Any, run: str, **facts: Any) -> Iterator[None]:
-        """Record that a body runs; a killed one never leaves."""
+        """Record that a body runs; a killed body never leaves."""
         self.write("enter", key, run, **facts)
         try:
             yield
@@ -45,7 +45,7 @@ class Recorder:
             self.write("leave", key, run)
 
     def is_first(self, key: Any) -> bool:
-        """True for the first who asks for the key."""
+        """True for the first caller with this key."""
         return bool(self._client.incr(f"asked:{key}") == 1)
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -72,7 +72,7 @@ def of_key(recorder: Recorder, key: str, name: str | None = None) -> list[Event]
 
 
 def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
-    """Pairs of an event of one run and the enter of another that came before the first had left."""
+    """Pairs of overlapping runs: an event of one run, and the enter of another run before the first had left."""
     running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)
     found = []
     for event in events:

@@ -24,7 +24,7 @@ def replicated(kind: str, number: int, *arguments: str) -> Iterator[tuple[Server
 
 
 def wait_until_replicated(master: Server, number: int) -> None:
-    """Wait until so many replicas have all that is written now.
+    """Wait until so many replicas have everything that was written until now.
 
     WAIT on a connection without a write of its own waits for nothing.
     """
@@ -40,7 +40,7 @@ def wait_until_replicated(master: Server, number: int) -> None:
 
 
 def halt(server: Server) -> None:
-    """From now on it acknowledges nothing, and loses nothing."""
+    """From now on the replica acknowledges nothing, and loses nothing."""
     os.kill(server.pid, signal.SIGSTOP)
 
 

@@ -24,7 +24,7 @@ _HURRY = dict.fromkeys(_PERIODS, 100)
 
 
 class Sentinel(Server):
-    """One sentinel process; what it has to know it is told once it runs."""
+    """One sentinel process, which is configured once it runs."""
 
     def __init__(self, kind: str, *arguments: str) -> None:
         super().__init__(kind)
@@ -97,18 +97,18 @@ class Deployment:
         self._cleanup.close()
 
     def told(self, sentinel: Sentinel) -> dict[str, str]:
-        """What a sentinel says of the master."""
+        """A sentinel's report of the master."""
         fields = sentinel.ask("MASTER", NAME)
         return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
 
     @property
     def master(self) -> Server:
-        """As most sentinels say."""
+        """The master that most sentinels name."""
         ports = sorted(int(self.told(sentinel)["port"]) for sentinel in self.sentinels)
         return next(server for server in self.servers if server.port == ports[len(ports) // 2])
 
     def fail_over(self) -> None:
-        """As an operator does it, with all servers alive."""
+        """Fail over as an operator does, with all servers alive."""
         before, asked_at = self.master, float("-inf")
 
         def is_over() -> bool:
@@ -123,7 +123,7 @@ class Deployment:
         until(is_over, "there is another master", timeout=60)
 
     def wait_for_another(self, before: Server) -> float:
-        """Until all sentinels name another master; the seconds that it took."""
+        """Wait until all sentinels name another master; return the seconds that it took."""
         began = clock()
         until(lambda: self._all_name_another(before), "there is another master", timeout=60)
         return clock() - began

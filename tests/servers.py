@@ -32,14 +32,14 @@ def binary(kind: str) -> str:
 
 
 def missing(reason: str) -> NoReturn:
-    """A laptop may lack a program that `make prove` needs, CI may not; `make test` needs none."""
+    """Skip a test whose program is missing, except in CI: `make prove` needs programs, `make test` needs none."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def reserved(port: int = 0) -> socket.socket:
-    """A socket that keeps a port: nobody else is given it by chance, but a server may listen there."""
+    """A socket that keeps a port from being given to others, while a server may listen there."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", port))

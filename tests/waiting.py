@@ -23,7 +23,7 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
 
 
 class Watch:
-    """Measures the seconds of a block, but for those in which this process stood still, as on a machine that pauses."""
+    """Measures the seconds of a block without those in which this process stood still, as on a machine that pauses."""
 
     seconds = 0.0
     _TICK = 0.1
@@ -49,7 +49,7 @@ class Watch:
 
 
 def lasted(call: Callable[[], object]) -> float:
-    """Seconds that *call* takes, but for those in which this process stood still."""
+    """Seconds that *call* takes without those in which this process stood still."""
     with Watch() as watch:
         call()
     return watch.seconds

@@ -1,4 +1,4 @@
-"""Real Celery workers: processes of their own, with the command line of a user's."""
+"""Real Celery workers: processes that a command line starts, as a user does."""
 
 import os
 import signal
@@ -87,14 +87,14 @@ class Worker:
         return self._process.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL the worker and all its children at once, as a host that goes away."""
+        """SIGKILL the worker and all its children at once, as if the host went away."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._process.wait()
 
     def close(self) -> None:
-        """Leave nothing behind; tests that care how a worker ends have ended it before."""
+        """End the worker if the test has not."""
         self.kill()
         self._log.unlink(missing_ok=True)
 
@@ -107,7 +107,7 @@ class Worker:
 def workers(
     app: str, env: dict[str, str] | None = None, number: int = 1, *arguments: str, **options: Any
 ) -> Iterator[list[Worker]]:
-    """So many workers that are ready; none is left behind."""
+    """So many ready workers, which are ended with the block."""
     started = [Worker(app, env or {}, *arguments, **options) for _ in range(number)]
     try:
         for worker in started:
