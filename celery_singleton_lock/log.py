@@ -16,14 +16,14 @@ _ATTRIBUTES = {"key": "lock_key", "label": "lock_label"}
 
 
 def shown(text: str) -> str:
-    """*text*, with what cannot be printed, such as a newline or the start of a colour, as an escape."""
+    """Escape the characters of *text* that cannot be printed, such as a newline."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 class Log(logging.Filter):
     """Writes the lines of this library, and knows the labels of calls that stand in them.
 
-    As the filter of the logger it keeps each record on one line, whatever its values are made of.
+    As the filter of the logger it keeps each record on one line, whatever its values contain.
     """
 
     shows_labels = False
@@ -34,7 +34,7 @@ class Log(logging.Filter):
         self._labels: dict[str, str] = {}
 
     def note_label(self, task_id: str, label: str | None) -> None:
-        """From now on the label stands in each line about this call, if it is wanted there."""
+        """Show the label in each later line about this call, if an app wants labels in the log."""
         if label and self.shows_labels:
             if len(self._labels) >= _MOST_LABELS:
                 # Another thread may drop the same label.
@@ -61,7 +61,7 @@ class Log(logging.Filter):
         logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Escape what would begin a line, and let the record pass."""
+        """Escape characters that would begin a new line, and let the record pass."""
         if isinstance(record.args, tuple):
             record.args = tuple(map(_on_one_line, record.args))
         return True

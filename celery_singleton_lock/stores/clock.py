@@ -22,7 +22,7 @@ class ServerClock:
     ask_again_at: float = float("-inf")
     """On `clock()`. Until then, a server that did not tell its time is not asked again."""
     compares_at: float = float("-inf")
-    """On `clock()`. The time in a reply to an earlier request is not compared."""
+    """On `clock()`. Times in replies to earlier requests are not compared."""
 
     def __init__(self) -> None:
         self._latest = 0

@@ -107,7 +107,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """The replies, if no error is among them; else the first error is raised."""
+    """Return the replies, or raise the first error among them."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply
@@ -115,7 +115,7 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The server is no master, not yet or no longer, so its address may lead to another server."""
+    """The server is not a master yet, or not any more, so its address may lead to another server."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -162,7 +162,7 @@ def problem_of(error: exceptions.RedisError) -> str:
 
 
 class Part:
-    """One server: whether it answers, its clock, and requests that are repeated until it does."""
+    """One server: whether it answers, its clock, and requests that are repeated until it answers."""
 
     silent_until: float = 0.0
     """On `clock()`. Until then, releases in the background leave the server alone."""
