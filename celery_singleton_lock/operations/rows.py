@@ -194,7 +194,7 @@ class Locks:
         """The rows of these locks, or of all: holders before the others, and the oldest first in both groups."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
-        rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
+        rows = [_with_its_due_time(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
         return sorted(rows, key=lambda row: (not row.about.has_lease, -(row.age or 0.0), row.lock.key))
 
 
@@ -203,8 +203,8 @@ def matches(key: str, pattern: str | None) -> bool:
     return pattern is None or fnmatchcase(lock_name_of(key), pattern)
 
 
-def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
-    """The row; that of a queued call gets the call's task, and the seconds since or until the call is due."""
+def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
+    """Add the task of a queued call to its row, and the seconds since or until the call is due."""
     mark = row.about
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row

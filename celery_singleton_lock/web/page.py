@@ -305,7 +305,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _bar_of(row: Row) -> dict[str, str] | None:
-    """What is left of a lease, as a bar. The numbers are texts, because a template may localise a number."""
+    """The bar of a lease shows the rest of its ttl. Its numbers are texts: a template may localise a number."""
     ttl = row.about.ttl
     if not (row.about.has_lease and ttl):
         return None

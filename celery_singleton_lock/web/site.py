@@ -39,7 +39,7 @@ class Site(Flask):
 
     Arguments:
         password: The password that visitors need, with any user name.
-        hosts: The only host names under which the page answers; otherwise a foreign page can read it by DNS rebinding.
+        hosts: The only host names that the page answers to. Without them, another site can read it by DNS rebinding.
     """
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:

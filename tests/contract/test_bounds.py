@@ -13,7 +13,6 @@ import pytest
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant
-from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
@@ -126,7 +125,7 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "renew": (lambda store: store.renew([MINE], 1.0), 1.0),
     "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
     "holders": (lambda store: store.holders(KEY), 2.0),
-    "now": (lambda store: Inventory(store).now(), 2.0),
+    "call": (lambda store: store.call("TIME"), 2.0),
     "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, cooldown=0.0), 2.0),
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),
     "mark_done": (lambda store: store.mark_done(KEY, "done:a:0", 0, "stored", 60.0), 2.0),

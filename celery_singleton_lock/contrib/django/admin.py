@@ -53,7 +53,7 @@ class LockAdmin(admin.ModelAdmin):
         else:
             facts = page_context(_observer, request.GET.get("name", ""))
         for line in facts.get("lines", ()):
-            line["holder"] = _named_by_button(line["row"])
+            line["button"], line["holder"] = _button_of(line["row"])
         context = {
             **self.admin_site.each_context(request),
             **facts,
@@ -87,11 +87,11 @@ class LockAdmin(admin.ModelAdmin):
         return str(reverse(f"admin:{view}", current_app=self.admin_site.name))
 
 
-def _named_by_button(row: Row) -> str | None:
-    """The holder that the row's button asks to stop; empty if it drops marks, and None without a button."""
+def _button_of(row: Row) -> tuple[str, str]:
+    """The text of the row's button, empty without a button; and the name of the holder, empty if marks are meant."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
-        return row.about.task_id or row.worker
-    return None if row.lock.holders or row.lock.problem else ""
+        return "Ask to stop", row.about.task_id or row.worker
+    return "" if row.lock.holders or row.lock.problem else "Drop marks", ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:

@@ -70,8 +70,7 @@ class Inventory:
                     yield from fresh
             except StoreError as error:
                 # Name the server: the error of a cluster may have only the cluster's address.
-                is_told = server.address == error.store or server.address in error.problem
-                where = "" if is_told else f" ({server.address})"
+                where = "" if server.address == error.store else f" ({server.address})"
                 problem = problem or type(error)(f"{error.store}{where}", *error.args[1:])
         if problem is not None:
             raise problem
@@ -126,10 +125,6 @@ class Inventory:
         found = self._store.fields(key).items()
         return {field: int(value) for field, value in found if _NUMBER.fullmatch(value)}
 
-    def now(self) -> int:
-        """The time on the store's clock, in microseconds since the epoch."""
-        return microseconds(self._store.call("TIME"))
-
     def self_test(self, key: str, bound: float) -> None:
         """Acquire, renew and release *key*, which nobody else may use, and wake a waiter by the release.
 
@@ -155,7 +150,8 @@ class Inventory:
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
             # Asked by the key's own part, so the error names its server.
-            self._store.part_of(key).persist(partial(self._try_commands, key), until - clock())
+            tried = partial(self._servers.ask, key, self._commands_on(key))
+            self._store.part_of(key).persist(lambda until: accepted(tried(until)), until - clock())
             accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
             _, renewed = self._store.renew_once(holders, until)
             if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
@@ -166,11 +162,8 @@ class Inventory:
         finally:
             subscription.disconnect()
 
-    def _try_commands(self, key: str, until: float) -> None:
-        accepted(self._servers.ask(key, self._commands_on(key), until))
-
     def _commands_on(self, key: str) -> list[Command]:
-        """Each command that scripts and clients need: the error of a script would not name a missing right."""
+        """Each command that scripts and clients need; the error of a script would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
