@@ -3,6 +3,7 @@
 import inspect
 import logging
 import re
+import socket
 import ssl
 import threading
 from collections import deque
@@ -48,6 +49,7 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 # Seconds that WAIT may take: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
+_RECEIVED_AT_ONCE = 4096
 
 Address = tuple[str, int]
 Command = tuple[str, ...]
@@ -60,13 +62,78 @@ def packed(command: Command) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
-# Several times faster than the function above.
+Reader: Any = None
+# Several times faster than the function above, and than redis-py's own parser.
 with suppress(ImportError):
+    from hiredis import Reader
     from hiredis import pack_command as packed  # type: ignore[assignment]
 
 
 def _escaped(word: str) -> str:
     return word.encode(errors="backslashreplace").decode()
+
+
+_NOT_YET = object()
+
+
+class Link:
+    """A connection of redis-py, and the socket under it.
+
+    redis-py connects, with all its options. A single request then goes over the socket itself, because the layers of
+    redis-py cost as much as everything else in a request. They stay in use for several commands at once, for a reply
+    that has little time left, and where the socket or the parser is none of those that are known here.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self._socket: Any = getattr(connection, "_sock", None)
+        self._reader: Any = None
+        parse_error = getattr(getattr(connection, "_parser", None), "parse_error", None)
+        if Reader is not None and parse_error is not None and isinstance(self._socket, socket.socket):
+            errors = {"protocolError": exceptions.InvalidResponse, "replyError": parse_error}
+            text = {"encoding": OURS["encoding"], "errors": OURS["encoding_errors"]}
+            self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
+
+    def exchange(self, sent: bytes, number: int, until: float) -> list[Any]:
+        """So many replies to what is *sent*. A refusal is a reply, unless it may pass."""
+        if number == 1 and self._reader is not None:
+            try:
+                self._socket.sendall(sent)
+                if until - clock() >= REPLY_TIMEOUT:
+                    return [self._received()]
+            except OSError as error:
+                kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
+                raise kind(str(error)) from error
+        else:
+            self.connection.send_packed_command([sent], check_health=False)
+        replies = []
+        for _ in range(number):
+            left = until - clock()
+            # If no time is left, this process was paused, and the reply may be here: give it some time.
+            if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
+                raise exceptions.TimeoutError("no reply in time")
+            try:
+                replies.append(self.connection.read_response())
+            except exceptions.ResponseError as error:
+                replies.append(_refusal(error))
+        return replies
+
+    def _received(self) -> Any:
+        reply = _NOT_YET
+        while reply is _NOT_YET:
+            received = self._socket.recv(_RECEIVED_AT_ONCE)
+            if not received:
+                raise exceptions.ConnectionError("Connection closed by server.")
+            self._reader.feed(received)
+            reply = self._reader.gets()
+        return _refusal(reply) if isinstance(reply, exceptions.RedisError) else reply
+
+
+def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
+    """The error of a reply, which is raised if it is about the server, or if another server may accept the request."""
+    if not isinstance(error, exceptions.ResponseError) or is_elsewhere(error):
+        raise error
+    return error
 
 
 class IdleOfThread(threading.local):
@@ -125,37 +192,25 @@ class Connections:
             self._begin()
         idle = self._idle
         try:
-            connection = idle.pop()
+            link: Link = idle.pop()
         except IndexError:
-            connection = self.open(until)
+            link = Link(self.open(until))
         try:
             try:
                 sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             except UnicodeEncodeError:
                 # A host name or a label may have bytes that are no UTF-8. Keys cannot: their names are checked.
                 sent = b"".join([packed(tuple(map(_escaped, command))) for command in commands])
-            connection.send_packed_command([sent], check_health=False)
-            replies = []
-            for _ in commands:
-                left = until - clock()
-                # If no time is left, this process was paused, and the reply may be here: give it some time.
-                if left < REPLY_TIMEOUT and not connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
-                    raise exceptions.TimeoutError("no reply in time")
-                try:
-                    replies.append(connection.read_response())
-                except exceptions.ResponseError as error:
-                    if is_elsewhere(error):
-                        raise
-                    replies.append(error)
+            replies = link.exchange(sent, len(commands), until)
         except BaseException as error:
             # A reply may still come, which the next caller would take for the answer to its own request.
-            connection.disconnect()
+            link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
                 # The idle connections are most likely broken too.
                 self.close()
             raise
         # A connection that was in use during `close` goes to the old deque, and is not used again.
-        idle.append(connection)
+        idle.append(link)
         return replies
 
     def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
@@ -226,7 +281,7 @@ class Connections:
         """Close one idle connection if there are two: threads that ask at once open one each, and few need it again."""
         if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
             with suppress(IndexError):
-                self._idle.popleft().disconnect()
+                self._idle.popleft().connection.disconnect()
 
     def close(self) -> None:
         """Close the idle connections. A connection in use is not used again."""
@@ -237,7 +292,7 @@ class Connections:
             self._idle = deque()
         with suppress(IndexError):
             while True:
-                idle.pop().disconnect()
+                idle.pop().connection.disconnect()
 
 
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
