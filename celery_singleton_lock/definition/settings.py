@@ -136,7 +136,7 @@ def _opened(app: Celery) -> Store:
     if "username" in own or "password" in own:
         # The provider from Celery's settings would override this username and password.
         options.pop("credential_provider", None)
-    store = store_from_url(url, {**_in_redis_py(options), **own}, replicas)
+    store = store_from_url(url, {**in_redis_py(options), **own}, replicas)
     store.history = history
     return store
 
@@ -187,12 +187,6 @@ def _as_text(url: Any) -> str:
     """Join the URLs between which Celery fails over by semicolons."""
     parts = url if isinstance(url, list | tuple) else [url]
     return ";".join(part for part in parts if isinstance(part, str))
-
-
-def _in_redis_py(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _in_redis_py(each) for name, each in value.items()}
-    return in_redis_py(value)
 
 
 # Names.

@@ -103,7 +103,9 @@ def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
 
 
 def in_redis_py(value: Any) -> Any:
-    """Spell *value* as redis-py does: `none` for the `CERT_NONE` of Celery, for example."""
+    """Spell *value* as redis-py does: `none` for the `CERT_NONE` of Celery, for example, also inside a dict."""
+    if isinstance(value, dict):
+        return {name: in_redis_py(each) for name, each in value.items()}
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__
     return value.removeprefix("CERT_").lower() if is_one else value
 
