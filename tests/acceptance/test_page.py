@@ -10,10 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -100,6 +102,24 @@ def test_a_call_with_a_countdown_is_due_in_its_time(reader: Visitor) -> None:
     assert row["queued_for"] == 0
     assert 500 < row["due_in"] <= 600
     assert re.search(r"queued in celery \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
+
+
+def test_a_lease_of_which_more_than_half_is_gone_is_not_renewed(
+    operate: Operate, reader: Visitor, store: Store
+) -> None:
+    for task, left in (tasks.skipped, 330.0), (tasks.warned, 270.0):
+        lease = replace(claim(task.lock_key_for("k"), task.name, token=task.name), ttl=600.0)
+        store.acquire(lease)
+        store.call("HSET", lease.key, lease.token, str(int((time.time() + left) * 1_000_000)))
+
+    page = reader.get().body
+
+    rows = {row["task_id"]: row.get("not_renewed") for row in json.loads(reader.get("/locks.json").body)}
+    assert rows == {tasks.skipped.name: None, tasks.warned.name: True}
+    assert "UTC 1 lease is not renewed. " in words_in(page)
+    assert page.count('<strong class="note fault">not renewed</strong>') == 1
+    assert re.search(r"held not renewed \S+warned \S+ \S+ 4m\d\ds of 10m00s ", words_in(page))
+    assert re.search(rf"{tasks.warned.name} .*not renewed", operate("list").stdout)
 
 
 def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: Store) -> None:
