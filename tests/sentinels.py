@@ -21,6 +21,9 @@ DOWN_AFTER = 1.0
 # then those who have not heard of a promotion would undo it.
 _PERIODS = {"INFO-PERIOD": 10000, "PUBLISH-PERIOD": 2000, "PING-PERIOD": 1000, "ASK-PERIOD": 1000}
 _HURRY = dict.fromkeys(_PERIODS, 100)
+# In milliseconds. A sentinel that was stopped does nothing for this long; the default is 30 s. A master that dies
+# meanwhile has no heir: a replica is never promoted once it has been without a master for ten times `down_after`.
+_TILT = {"TILT-PERIOD": 3000}
 
 
 class Sentinel(Server):
@@ -84,7 +87,7 @@ class Deployment:
         self.sentinels = [Sentinel(self.kind) for _ in range(SENTINELS)]
         for sentinel in self.sentinels:
             self._started(sentinel)
-            sentinel.work_every(_HURRY)
+            sentinel.work_every({**_HURRY, **_TILT})
             sentinel.watch(NAME, port, self._down_after)
         until(self._is_complete, "the sentinels know one another, and all replicas are up to date", timeout=60)
         for sentinel in self.sentinels:

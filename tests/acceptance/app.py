@@ -13,7 +13,7 @@ from tests.gates import wait_at
 from tests.recorder import Recorder
 
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
-TTL = float(os.environ.get("TEST_TTL", "3"))
+TTL = float(os.environ.get("TEST_TTL", "10"))
 
 # The sabotage test runs the same bodies without the lock.
 Base: Any = Task if os.environ.get("TEST_SABOTAGE") else SingletonTask

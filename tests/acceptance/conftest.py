@@ -29,7 +29,7 @@ Operate = Callable[..., Result]
 @pytest.fixture(scope="module", autouse=True)
 def env(valkey_process: Server) -> Iterator[dict[str, str]]:
     """The environment of each process of these tests. Celery runs as root only if it is told to."""
-    shared = {"TEST_STORE": valkey_process.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1"}
+    shared = {"TEST_STORE": valkey_process.url, "TEST_TTL": "10", "C_FORCE_ROOT": "1"}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in shared.items():
             patched.setenv(name, value)

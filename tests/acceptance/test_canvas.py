@@ -16,7 +16,7 @@ from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.waiting import until
 
-PROMPTLY = 10
+PROMPTLY = 40
 
 
 valkey, worker = one_worker(6, autouse=True)

@@ -11,7 +11,7 @@ from tests.waiting import until
 from tests.workers import workers
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 10
+PROMPTLY = 40
 LOCKS = 2
 
 

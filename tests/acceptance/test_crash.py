@@ -27,17 +27,17 @@ COMBINED = "tests.acceptance.combined_app"
 
 
 def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_within_the_ttl(recorder: Recorder) -> None:
-    with workers(APP, {}, 2) as pair:
+    with workers(APP, {"TEST_TTL": str(TTL)}, 2) as pair:
         tasks.rescheduled.delay("k", 1, seconds=60)
         first = until(lambda: recorder.events("enter"), "the first run has begun")[0]
         victim = next(worker for worker in pair if os.getpgid(first.pid) == worker.pid)
         victim.kill()
         killed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert tasks.rescheduled.delay("k", 2).get(timeout=20) == 2
+        assert tasks.rescheduled.delay("k", 2).get(timeout=40) == 2
 
     second = recorder.events("enter")[1]
-    # One ttl for the key to come free, and the longest delay of a rescheduled call to notice.
-    assert second.at - killed_at < TTL + 2.0 + 5.0
+    # One ttl for the key to come free, the longest delay of a rescheduled call to notice, and a machine's pauses.
+    assert second.at - killed_at < TTL + 2.0 + 10.0
     assert second.facts["took_over"]
     assert second.facts["fence"] > first.facts["fence"]
 
@@ -61,7 +61,7 @@ def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earli
 
 
 def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recorder) -> None:
-    with workers(APP, {}, 2) as pair:
+    with workers(APP, {"TEST_TTL": "6"}, 2) as pair:
         paused = tasks.aborted.delay("k", 60)
         first = until(lambda: recorder.events("enter"), "the first run has begun")[0]
         os.kill(first.pid, signal.SIGSTOP)
@@ -73,7 +73,7 @@ def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recor
         os.kill(first.pid, signal.SIGCONT)
 
         with pytest.raises(LockLost):
-            paused.get(timeout=10)
+            paused.get(timeout=30)
         holders = tasks.aborted.lock_holders("k", 60)
         assert [holder.task_id for holder in holders] == [successor.id]
 
@@ -130,14 +130,14 @@ def test_a_call_that_was_terminated_stands_for_no_other_though_its_child_is_not_
         os.kill(run.pid, signal.SIGSTOP)
         tasks.app.control.revoke(first.id, terminate=True)
         with pytest.raises(TaskRevokedError):
-            first.get(timeout=20)
+            first.get(timeout=40)
         first.forget()
 
         second = new_call(task, "k", 2, but=[first])
-        until(lambda: second.state == "RETRY", "it waits for the end of the child", timeout=20)
+        until(lambda: second.state == "RETRY", "it waits for the end of the child", timeout=40)
         assert [each.task_id for each in task.lock_holders("k")] == [first.id]
         os.kill(run.pid, signal.SIGCONT)
-        assert second.get(timeout=20) == 2
+        assert second.get(timeout=40) == 2
 
 
 @pytest.mark.skipif(VERSION < (5, 7), reason="before Celery 5.7, no hook is called at a hard time limit")
@@ -146,12 +146,12 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
     with workers(COMBINED, {"TEST_TTL": "60"}, concurrency=2):
         first = task.apply_async(("k", 1), {"gate": "never"}, time_limit=1)
         with pytest.raises(TimeLimitExceeded):
-            first.get(timeout=20)
+            first.get(timeout=40)
         first.forget()
 
         second = new_call(task, "k", 2, but=[first])
         open_gate(recorder, "it is reported")
-        assert second.get(timeout=20) == 2
+        assert second.get(timeout=40) == 2
 
 
 def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(recorder: Recorder) -> None:

@@ -32,7 +32,7 @@ def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_o
             until(lambda: times_joined(worker, joiner) > before + 4, "it follows for seconds")  # noqa: B023
             open_gate(recorder, gate)
 
-        assert holder.get(timeout=10) == joiner.get(timeout=10) == "the last"
+        assert holder.get(timeout=40) == joiner.get(timeout=10) == "the last"
     assert [event.run for event in recorder.events("enter")] == [holder.id]
 
 
@@ -51,7 +51,7 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
             holders.kill()
         open_gate(recorder, "it ends")
 
-        assert joiner.get(timeout=20) == 1
+        assert joiner.get(timeout=40) == 1
 
 
 def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_of_its_holder(
@@ -60,14 +60,14 @@ def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_o
     task, run = tasks.by_policy["join"], ("tests.acceptance.app", {})
     with workers(*run, 1, "-Q", "joiners") as (joiners,):
         with workers(*run, 1) as (holders,):
-            assert task.apply_async(("k", 1), task_id="nightly").get(timeout=20) == 1
+            assert task.apply_async(("k", 1), task_id="nightly").get(timeout=40) == 1
             task.apply_async(("k", 2), {"gate": "never"}, task_id="nightly")
             until(lambda: len(recorder.events("enter")) == 2, "it runs again")
             joiner = task.apply_async(("k", 3), queue="joiners")
             until(lambda: times_joined(joiners, joiner) > 0, "it has joined")
             holders.kill()
 
-        assert joiner.get(timeout=20) == 3
+        assert joiner.get(timeout=40) == 3
 
 
 def times_joined(worker: Worker, joiner: Any) -> int:

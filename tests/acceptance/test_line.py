@@ -20,7 +20,7 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
-SOON = 20
+SOON = 40
 """Seconds in which a call that is called has come, on a machine that stands still for a while."""
 
 
@@ -138,7 +138,7 @@ def test_a_worker_that_dies_with_a_hundred_turns_keeps_nobody_waiting(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:
     task = tasks.by_policy["reschedule"]
-    with workers(APP, env, 1, concurrency=2) as (dies,), held(tasks, recorder):
+    with workers(APP, {**env, "TEST_TTL": "5"}, 1, concurrency=2) as (dies,), held(tasks, recorder):
         in_line(task, 100)
         heard_by(valkey, 100, task.lock_key_for("k"))
         # Its message does not come to the one that dies.

@@ -17,7 +17,7 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 15
+PROMPTLY = 40
 WAITING = 80
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 

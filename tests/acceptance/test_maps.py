@@ -11,7 +11,7 @@ from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
 
-PROMPTLY = 15
+PROMPTLY = 40
 
 
 valkey, worker = one_worker(4, autouse=True)

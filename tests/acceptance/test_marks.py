@@ -20,7 +20,7 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 10
+PROMPTLY = 40
 
 
 valkey, worker = one_worker(6)
@@ -78,7 +78,7 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
 ) -> None:
     first = combined.dying.delay("lost-child", 1, 30)
     os.kill(until(lambda: of_key(recorder, "lost-child", "enter"), "it runs")[0].pid, signal.SIGKILL)
-    until(lambda: first.state == "RETRY", "it waits for its retry", timeout=20)
+    until(lambda: first.state == "RETRY", "it waits for its retry", timeout=40)
 
     assert combined.dying.delay("lost-child", 2).id == first.id
     first.revoke(terminate=True, signal="SIGKILL")

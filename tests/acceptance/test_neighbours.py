@@ -14,7 +14,7 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
-PROMPTLY = 20
+PROMPTLY = 40
 
 valkey = one_valkey()
 

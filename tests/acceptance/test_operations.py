@@ -29,7 +29,7 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 YES, NO, USAGE, AWAY = 0, 1, 2, 69
-PROMPTLY = 10
+PROMPTLY = 40
 TTL = 6
 
 

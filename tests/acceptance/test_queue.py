@@ -46,7 +46,7 @@ def test_of_many_publishers_one_message_comes_and_all_have_its_id(
     with valkey.client() as client:
         assert client.llen("celery") == 1
     with workers(APP):
-        assert tasks.app.AsyncResult(ids.pop()).get(timeout=20) == 0
+        assert tasks.app.AsyncResult(ids.pop()).get(timeout=40) == 0
         again = tasks.by_mode[mode].delay("k", 1)
         assert again.get(timeout=PROMPTLY) == 1
     assert len(recorder.events("enter")) == 2
@@ -197,16 +197,16 @@ def test_a_worker_that_is_killed_leaves_no_mark(recorder: Recorder, mode: str, w
             worker.kill()
     if mode == "until_and_while_executing":
         # Published at once, it would meet the lease of the dead.
-        until(lambda: not task.lock_holders("k"), "the key is free", timeout=10)
+        until(lambda: not task.lock_holders("k"), "the key is free", timeout=40)
     with workers(APP):
         following = new_call(task, "k", 2, but=[first])
-        assert following.get(timeout=10) == 2
+        assert following.get(timeout=40) == 2
 
 
 @every_mode
 def test_a_retry_does_not_meet_its_own_mark(recorder: Recorder, mode: str) -> None:
     with workers(APP, {}, 2):
-        assert tasks.retrying_by_mode[mode].delay("k", attempts=2).get(timeout=10) == 2
+        assert tasks.retrying_by_mode[mode].delay("k", attempts=2).get(timeout=40) == 2
 
     assert len(recorder.events("enter")) == 3
 

@@ -121,7 +121,7 @@ def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and
 
 
 def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorder: Recorder) -> None:
-    with workers(APP, SOON, 2) as pair:
+    with workers(APP, {**SOON, "TEST_TTL": "5"}, 2) as pair:
         result = combined.late["skip"].delay("k", 1, gate=GATE)
         first = until(lambda: runs(recorder), "it runs")[0]
         # The first delivery, its copy, and the copy that was parked: a worker that is killed while it takes a message
@@ -168,7 +168,7 @@ def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
             result = combined.late["skip"].delay("k", 1, 2)
             until(lambda: runs(recorder), "it runs")
             proxy.reset()
-            assert result.get(timeout=10) == 1
+            assert result.get(timeout=40) == 1
             proxy.forward()
 
             until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
@@ -264,8 +264,8 @@ def test_of_copies_that_never_meet_one_runs(recorder: Recorder, valkey: Server, 
             message["properties"]["delivery_tag"] = f"tag {number}"
             broker.lpush("celery", json.dumps(message))
     with workers(APP, {**ROOT}, pool=pool, concurrency=1) as (worker,):
-        assert result.get(timeout=20) == 1
-        until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped", timeout=5)
+        assert result.get(timeout=40) == 1
+        until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped")
 
     assert len(runs(recorder)) == 1
     assert result.state == "SUCCESS"

@@ -11,7 +11,7 @@ from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
 from tests.workers import Worker
 
-PROMPTLY = 10
+PROMPTLY = 40
 
 
 valkey, worker = one_worker(4)

@@ -21,7 +21,7 @@ from tests.workers import Worker, workers
 pytestmark = pytest.mark.prove
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 10
+PROMPTLY = 40
 
 
 valkey, worker = one_worker(6)

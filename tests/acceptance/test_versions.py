@@ -13,7 +13,7 @@ from tests.recorder import Recorder, of_key
 from tests.waiting import until
 from tests.workers import Worker
 
-PROMPTLY = 20
+PROMPTLY = 40
 HEADER = "singleton_lock"
 LATER = {"tenant": {"name": "north", "zones": [1, None]}, "weight": 0}
 

@@ -28,7 +28,7 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
             others.append(task.delay("k", number))
             until(lambda n=number: task.lock_state("k").waiting == n, "it queues")
         open_gate(recorder, "all queue")
-        assert [result.get(timeout=20) for result in [first, *others]] == list(range(5))
+        assert [result.get(timeout=40) for result in [first, *others]] == list(range(5))
 
     assert overlaps(recorder.events()) == []
     assert [event.facts["number"] for event in recorder.events("enter")] == list(range(5))

@@ -40,8 +40,8 @@ def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Re
         forget_locks(valkey)
 
         with pytest.raises(LockLost, match="expired"):
-            result.get(timeout=10)
-        assert tasks.aborted.delay("k", 0).get(timeout=10) == "ran"
+            result.get(timeout=40)
+        assert tasks.aborted.delay("k", 0).get(timeout=40) == "ran"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -55,9 +55,9 @@ def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
         with workers(APP, env):
             second = tasks.aborted.delay("k", 0)
             with pytest.raises(LockLost, match="unreachable"):
-                first.get(timeout=20)
+                first.get(timeout=40)
             proxy.forward()
-            assert second.get(timeout=20) == "ran"
+            assert second.get(timeout=40) == "ran"
 
     told = recorder.events("told")[0]
     entered = next(event for event in recorder.events("enter") if event.run == second.id)
@@ -75,7 +75,7 @@ def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
             until(lambda: not tasks.killed.lock_holders("k", 0), "the lease has ended")
             second = tasks.killed.delay("k", 0.5)
             until(lambda: [event for event in recorder.events("enter") if event.run == second.id], "the next has begun")
-        assert second.get(timeout=15) == "ran"
+        assert second.get(timeout=40) == "ran"
         until(lambda: not is_alive(first.pid), "the first is dead")
 
         # Its main process says what it could not say.
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_because_the_store_has_forgotten_its_lease_tells_of
         with pytest.raises(WorkerLostError):
             result.get(timeout=30)
         # Its main process would have logged the loss by now.
-        assert tasks.killed.delay("k", 0).get(timeout=20) == "ran"
+        assert tasks.killed.delay("k", 0).get(timeout=40) == "ran"
 
         told = f"lock.lost key={key} task_id={result.id} reason="
         assert [line.partition(told)[2] for line in worker.log().splitlines() if told in line] == [reason]
@@ -121,15 +121,15 @@ def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[s
         time.sleep(6.5)
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(WorkerLostError):
-            result.get(timeout=20)
-        assert tasks.killed.delay("k", 0).get(timeout=20) == "ran"
+            result.get(timeout=40)
+        assert tasks.killed.delay("k", 0).get(timeout=40) == "ran"
 
         assert "lock.lost" not in worker.log()
 
 
 def test_a_run_whose_body_has_ended_is_not_killed_and_its_loss_is_told(env: dict[str, str]) -> None:
     with workers(APP, env) as (worker,):
-        assert tasks.forgotten_at_its_end.delay().get(timeout=20) == "ran"
+        assert tasks.forgotten_at_its_end.delay().get(timeout=40) == "ran"
 
         until(lambda: "lock.lost" in worker.log(), "the loss is told")
 

@@ -18,9 +18,6 @@ from tests.waiting import until
 
 KIND = "redis" if shutil.which("redis-server") else "valkey"
 LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
-# A sentinel that was stopped does nothing for this long; the default is 30 s. A master that dies meanwhile has no
-# heir: a replica is never promoted once it has been without a master for ten times `down_after`.
-_TILT = {"TILT-PERIOD": 3000}
 # On a busy machine they may have to vote more than once.
 _PATIENCE = 60.0
 
@@ -92,11 +89,6 @@ class WithSentinel(Topology):
 
     def __init__(self) -> None:
         self.servers = self._deployment = Deployment(KIND)
-
-    def start(self) -> None:
-        super().start()
-        for sentinel in self._deployment.sentinels:
-            sentinel.work_every(_TILT)
 
     def masters(self) -> list[Server]:
         return [self._deployment.master]

@@ -75,7 +75,7 @@ def test_an_heir_sends_although_the_clock_of_the_store_was_set_back(wall_clock: 
         wall_clock.step("-60")
         known = slots_of(first, server)["collect"]
 
-        until(second.sends, "the second sends", timeout=5)
+        until(second.sends, "the second sends", timeout=30)
 
         assert slots_of(second, server)["collect"].fence > known.fence
         second.close()
@@ -142,7 +142,8 @@ def test_a_slot_that_could_not_be_published_is_sent_by_the_heir_at_once(
 
     # As in a container: nothing but the store knows when the entry began.
     heir = beat_of(valkey.url, "collect", every=every)
-    until(heir.sends, "the heir sends it", timeout=every - 1)
+    until(heir.sends, "the heir sends it")
+    assert slots_of(heir, valkey)["collect"].due == slot.due
     heir.close()
 
 
@@ -183,7 +184,7 @@ def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server)
         sent.extend(beat.sent)
         return bool(sent)
 
-    until(lives_shortly, "one of them sends it", timeout=4 * every)
+    until(lives_shortly, "one of them sends it", timeout=40)
 
 
 def test_what_a_scheduler_has_sent_without_us_counts(valkey: Server, tmp_path: Path) -> None:
@@ -218,7 +219,7 @@ def test_a_slot_is_sent_late_if_the_store_refused_its_leader_for_a_while(caplog:
         until(lambda: beat.tick() is not None and "beat.unanswered entry=collect" in caplog.text, "it is due")
         client.config_set("requirepass", "")
 
-        until(beat.sends, "it sends", timeout=2 * TTL)
+        until(beat.sends, "it sends", timeout=40)
         assert f"due={told[1]}" in caplog.text
         beat.close()
 

@@ -50,7 +50,7 @@ def seconds_to_a_grant(store: Store, name: object = "next") -> float:
     """How long acquire takes; more often than not a lock is asked for once."""
     with Watch() as watch:
         while not isinstance(granted(store, name), Grant):
-            assert watch.seconds < 20
+            assert watch.seconds < 60
     return watch.seconds
 
 
