@@ -1,6 +1,6 @@
 """Celery signals that the library sends while it works.
 
-If a receiver raises, that is logged and never breaks the locking. `sender` is the task. `lock_lost` is sent from a
+An error of a receiver is logged, and never breaks the locking. `sender` is the task. `lock_lost` is sent from a
 thread of its own, one at a time. The other signals are sent in the thread of the task.
 """
 
@@ -11,7 +11,7 @@ from celery.utils.dispatch import Signal
 
 
 class _Signal(Signal):
-    """Celery's signal without its lock: since Python 3.13, a time limit may leave that taken for ever."""
+    """Celery's signal without its lock, which since Python 3.13 a time limit may leave taken for ever."""
 
     lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
 
@@ -24,7 +24,7 @@ UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
 """The outcomes of a run to which the store gave no answer."""
 
 lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
-"""The lease was granted and the body is about to run: `lease`, whose `waited` says how long that took."""
+"""The lease was granted and the body is about to run: `lease`, whose `waited` has the seconds of the wait."""
 
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`, `rescheduled`, `joined`,
