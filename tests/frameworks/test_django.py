@@ -1,5 +1,6 @@
 """Django: a task is published when the transaction has been committed, and its result is in the database."""
 
+import html
 import io
 import json
 import os
@@ -124,9 +125,13 @@ def sent(client: Any, page: Any, key: str, holder: str) -> list[Any]:
 def visit_admin() -> Any:
     from django.test import Client
 
-    from celery_singleton_lock.stores.records import Claim, Facts
+    from celery_singleton_lock.leases.counters import counters
+    from celery_singleton_lock.stores.records import Claim, Facts, lock_name_of
 
     all_of = Visitors()
+    skipped = Facts("the-skipped", label=EVIL)
+    counters.note(all_of.store, all_of.held.key, "conflict", "skipped", "shop.import", skipped, "the-holder")
+    counters.flush()
     visitors = {
         "stranger": Client(),
         "customer": all_of.client("customer", "view_lock", "break_lock", is_staff=False),
@@ -152,7 +157,8 @@ def visit_admin() -> Any:
             "the-token" in read,
             "The locks are well." in read,
             "<meter " in read,
-            "0 of 0 unusual events" in read,
+            "1 of 1 unusual events" in read,
+            f"<td>{lock_name_of(all_of.held.key)}</td><td>{html.escape(EVIL)}</td><td>the-skipped</td>" in read,
         ],
         "operated": ["the-holder" in page, "Ask to stop" in page],
         "filtered": "the-holder" in visitors["reader"].get(PAGE, {"name": "nothing"}).content.decode(),
@@ -169,7 +175,7 @@ def test_the_admin_shows_the_locks_to_those_who_may_see_them(env: dict[str, str]
         "status": {"stranger": 302, "customer": 302, "clerk": 403, "reader": 200, "operator": 200},
         "in the index": {"clerk": False, "reader": True},
         "in the frame": [True, True],
-        "read": [True, True, True, False, False, True, True, True],
+        "read": [True, True, True, False, False, True, True, True, True],
         "operated": [True, True],
         "filtered": False,
         "label": [False, True],
