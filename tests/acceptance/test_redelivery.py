@@ -183,7 +183,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder,
     with workers(APP, SOON) as (worker,), valkey.client() as broker:
         result = combined.late["skip"].delay("k", 1, 2.8, fails=fails)
         until(lambda: runs(recorder), "it runs")
-        (unacked,) = broker.hvals("unacked")
+        unacked = delivered(broker)
         result.get(timeout=10, propagate=False)
         deliver_again(broker, unacked)
 
@@ -202,7 +202,7 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorde
         result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
         assert result.state == "STARTED"
-        (unacked,) = broker.hvals("unacked")
+        unacked = delivered(broker)
         deliver_again(broker, unacked)
         until(lambda: worker.log().count(f"{result.id}] received") >= 2, "its copy is there")
         open_gate(recorder, GATE)
@@ -232,13 +232,18 @@ def test_a_waiting_message_that_comes_again_runs_once_though_the_broker_does_not
         with task.lock_for("k"):
             result = task.delay("k")
             until(lambda: worker.log().count(f"{result.id}] received") >= 2, "it waits here")
-            (unacked,) = until(lambda: broker.hvals("unacked"), "and is not acknowledged")
+            unacked = delivered(broker)
             deliver_again(broker, unacked, says_so=False)
             until(lambda: worker.log().count(f"{result.id}] received") >= 3, "its copy waits, too")
         assert result.get(timeout=60) == 0
         until(lambda: "outcome=dropped" in worker.log() or len(runs(recorder)) > 1, "the other one ends", timeout=60)
 
     assert len(runs(recorder)) == 1
+
+
+def delivered(broker: Any) -> str:
+    """A message that a worker has and has yet to acknowledge; kombu may have restored a copy of it, too."""
+    return str(until(lambda: broker.hvals("unacked"), "a worker has it")[0])
 
 
 def deliver_again(broker: Any, unacked: str, *, says_so: bool = True) -> None:
@@ -308,7 +313,7 @@ def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_l
                 proxy.black_hole()
             result = task.delay("k", 1, gate=GATE)
             until(lambda: runs(recorder), "it runs")
-            (unacked,) = broker.hvals("unacked")
+            unacked = delivered(broker)
             if fault.startswith("its lease is lost") or fault == "both":
                 with valkey.client(2) as store:
                     store.flushdb()
@@ -332,7 +337,7 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
         with workers(APP, {**ROOT, **settings}) as (worker,):
             result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
             until(lambda: runs(recorder), "it runs")
-            (unacked,) = broker.hvals("unacked")
+            unacked = delivered(broker)
             proxy.black_hole()
             open_gate(recorder, GATE)
             with pytest.raises(ValueError, match="1"):
