@@ -1,7 +1,7 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 A *slot* is a moment at which an entry is due. The leader, which holds a lease, claims a slot in the store, sends the
-entry, and then notes the slot as sent. So the next leader knows where the last one stopped. A slot that came due in
+entry, and then notes the slot as sent. So the next leader knows where the last leader stopped. A slot that came due in
 between is sent once, late. A slot that was claimed, but not noted as sent, is sent again, with the same task id.
 """
 

@@ -175,7 +175,7 @@ SETTINGS = (
 )
 
 _NOT_SENT = (
-    "in which an equal call is not sent and gets the result of the one that is queued; use 'skip', 'raise', "
+    "in which an equal call is not sent and gets the result of the queued call; use 'skip', 'raise', "
     "'reschedule' or 'wait', or "
 )
 _NO_SUCCESSOR = _NOT_SENT + "lock_mode='until_and_while_executing', in which the newest call runs next"

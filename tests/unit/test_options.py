@@ -84,7 +84,7 @@ def test_a_lease_lasts_thirty_seconds_if_nobody_says_otherwise(app: Celery) -> N
 
 
 NOT_SENT = (
-    "in which an equal call is not sent and gets the result of the one that is queued; use 'skip', 'raise', "
+    "in which an equal call is not sent and gets the result of the queued call; use 'skip', 'raise', "
     "'reschedule' or 'wait', or lock_mode="
 )
 NEXT = NOT_SENT + "'until_and_while_executing', in which the newest call runs next"
