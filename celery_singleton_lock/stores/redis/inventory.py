@@ -70,7 +70,8 @@ class Inventory:
                     yield from fresh
             except StoreError as error:
                 # Name the server: the error of a cluster may have only the cluster's address.
-                where = "" if server.address == error.store else f" ({server.address})"
+                is_told = server.address == error.store or server.address in error.problem
+                where = "" if is_told else f" ({server.address})"
                 problem = problem or type(error)(f"{error.store}{where}", *error.args[1:])
         if problem is not None:
             raise problem
