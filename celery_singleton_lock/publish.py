@@ -111,7 +111,7 @@ def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     run = run_of(task.request)
     if run is None or run.phase is Phase.ASKING:
         return None
-    return run if str(options["task_id"]) == run.task_id else None
+    return run if str(options.get("task_id")) == run.task_id else None
 
 
 def _known_of(

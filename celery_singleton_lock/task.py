@@ -45,7 +45,6 @@ from celery_singleton_lock.runs.message import (
     run_of,
     state_for,
     state_of,
-    text_of,
 )
 from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
@@ -377,8 +376,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             if caller is None or caller.name not in TASKS_OF_ITEMS:
                 return None
             state = RequestState(request.id)
-            state.item_of = text_of(caller.request.id)
-            state.map_name = caller.name
+            state.map = caller
             # The item still counts as called directly, so that `retry` in the body does not publish the map's message.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         elif state is not None and state.run is not None:

@@ -203,9 +203,8 @@ class RequestState:
     """Our state on a request, for one task id. Only its type tells it from a header named `singleton_state`."""
 
     run: "Run | None" = None
-    # Task id and name of the map, starmap or chunks whose item it is.
-    item_of: str = ""
-    map_name: str = ""
+    # The map, starmap or chunks whose item it is.
+    map: Task | None = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
     # Seconds that the items of a map have waited in its slot.

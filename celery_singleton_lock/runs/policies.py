@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
-from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.definition.options import OnConflict, option_of
@@ -214,7 +213,7 @@ def longest_wait(run: Run) -> float:
     timed = run.task
     request = run.request
     if run.way == "item":
-        timed = get_current_task()
+        timed = run.map
         request = timed.request
     # A worker chooses its limits in this order.
     hard, soft = request.timelimit or _NO_LIMITS
@@ -230,7 +229,7 @@ def longest_wait(run: Run) -> float:
 def count_wait(run: Run) -> None:
     """Count the time that an item of a map has waited, because all items share the time limit of their map."""
     if run.way == "item":
-        state_for(get_current_task().request).waited += run.age
+        state_for(run.map.request).waited += run.age
 
 
 # Ending with the result of another run.

@@ -27,6 +27,7 @@ from weakref import proxy, ref
 
 from billiard import current_process
 from celery import Task, states
+from celery._state import _task_stack
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
@@ -106,6 +107,8 @@ class Run:
     retry_error: BaseException | None = None
     # The lock key of the next attempt, once RETRY is stored.
     stored_retry: str | None = None
+    # The map, starmap or chunks whose item it is.
+    map: Any = None
     # The call was requeued, or left to another delivery of its message.
     was_passed_on = False
 
@@ -166,9 +169,9 @@ class Run:
             facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
         facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
         if self.way == "item" and (item := state_of(request)) is not None:
-            # `item_of` is the task id of the map, so the name has to be the map's, too.
-            facts.task_id = item.item_of
-            facts.task_name = item.map_name
+            self.map = item.map
+            facts.task_id = text_of(self.map.request.id)
+            facts.task_name = self.map.name
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
@@ -276,12 +279,15 @@ class Run:
     def __enter__(self) -> None:
         """Begin; `__exit__` gives the lease back."""
         if self.way == "item":
-            # An item has a request of its own, though it has no message.
+            # An item has a request of its own, though it has no message. Its map must not stay the current task: other
+            # tasks that its body calls directly would count as items.
+            _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self.way == "item":
             self.task.request_stack.pop()
+            _task_stack.pop()
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
             self._end_cooldown()
         self.give_back()

@@ -133,6 +133,12 @@ def keyed_by_number(mode: str) -> Any:
 keyed = {mode: keyed_by_number(mode) for mode in ("while_executing", "until_executed")}
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",))
+def published_by_hand(self: Any, key: str) -> str | None:
+    """Publishes its next attempt as a call of its own, without `retry`."""
+    return None if self.request.retries else self.apply_async((key,), retries=1).id
+
+
 @app.task
 def echo(value: Any) -> Any:
     return value
@@ -261,3 +267,9 @@ mapped = {
     policy: task_with(f"mapped-{policy}", busy=0.2, lock_on_conflict=policy)
     for policy in ("skip", "reschedule", "replace")
 }
+
+
+@app.task(base=SingletonTask, lock_key=("key",))
+def calls_directly(key: str, number: int, times: int = 1) -> Any:
+    """Calls itself, and then another task, as plain functions."""
+    return calls_directly(key, number, times - 1) if times else mapped["skip"](key, number)

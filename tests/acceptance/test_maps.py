@@ -59,6 +59,13 @@ def test_an_item_that_is_skipped_has_no_result(held: Any, form: str) -> None:
     assert FORMS[form](combined.mapped["skip"], key).apply_async().get(timeout=PROMPTLY) in (expected, [expected])
 
 
+def test_a_task_that_an_item_calls_directly_is_no_item(held: Any) -> None:
+    held(combined.mapped["skip"], "called")
+
+    # The key of the task that is called is held, and a direct call takes no lock.
+    assert combined.calls_directly.starmap([("called", 5)]).apply_async().get(timeout=PROMPTLY) == [5]
+
+
 @pytest.mark.prove
 def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(recorder: Recorder) -> None:
     task, key = combined.mapped["replace"], "replaced-item"

@@ -82,3 +82,9 @@ def test_what_is_requeued_keeps_the_key_that_its_publisher_has_made(
         task.lock_key_for((key,))
     }
     assert overlaps(of_key(recorder, key)) == []
+
+
+def test_a_body_may_publish_a_call_that_counts_as_a_retry_without_its_task_id(worker: Worker) -> None:
+    another = combined.published_by_hand.delay("by hand").get(timeout=PROMPTLY)
+
+    assert combined.published_by_hand.AsyncResult(another).get(timeout=PROMPTLY) is None
