@@ -101,7 +101,7 @@ class Counters:
         self._will_flush = True
 
     def flush(self) -> None:
-        """Send all counts and events, within a second for each store; those of a silent store are kept for later."""
+        """Send all counts and events, a second at most for each request; those of a silent store are kept for later."""
         if self._pid != os.getpid():
             return
         with self._flushing:
