@@ -66,7 +66,7 @@ class Lock:
 
     Each holder has a lease of *ttl* seconds, which is renewed in the background and expires if the process dies. After
     a loss, `lease.lost`, `lease.check()` and the `lock_lost` signal tell; nothing is ever raised in running code.
-    Waiters are served in the order of their arrival, and a release wakes the next one.
+    Waiters are served in the order of their arrival.
 
     Threads and asyncio tasks that share one object compete with each other, and so do two objects with one name. A
     `with` block may end in another context or thread of its process. After a fork, the child holds nothing. A task
@@ -156,7 +156,7 @@ class Lock:
         return self._enter(_statement())
 
     def __aexit__(self, error_type: object = None, *_: object) -> Coroutine[Any, Any, Literal[False]]:
-        """As `__exit__`, without blocking the event loop; a cancelled call releases the lease, too."""
+        """As `__exit__`, without blocking the event loop; even a cancelled `await` releases the lease."""
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
@@ -176,8 +176,8 @@ class Lock:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
         Raises:
-            ConfigurationError: It is neither. A call raises this error if it returns a coroutine, or other work that
-                would be done after the release.
+            ConfigurationError: It is neither. The decorated function raises this error if it returns a coroutine, or
+                other work that would be done after the release.
         """
         called = _called_by(function)
         is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -200,7 +200,7 @@ class Lock:
         if not is_undone(result):
             return result
         if isinstance(result, CoroutineType | GeneratorType):
-            # The error says that it never runs, so Python need not warn of that.
+            # The error below says that the coroutine never runs, so Python need not warn.
             result.close()
         raise ConfigurationError(
             f"lock key={self._key}: {function!r:.80} has returned a {type(result).__name__}, whose work would be done "
@@ -220,8 +220,8 @@ class Lock:
         """Take the lock; the arguments are those of `threading.Lock`.
 
         Arguments:
-            blocking: Queue until the lock is free; False asks once.
-            timeout: Seconds to queue for, at most; by default as long as it takes, whatever `lock.timeout` is.
+            blocking: Wait until the lock is free; False asks once.
+            timeout: The most seconds to wait; by default as long as it takes, whatever `lock.timeout` is.
 
         Returns:
             The lease, or None if others held the lock until then.
@@ -235,7 +235,7 @@ class Lock:
         return taken if isinstance(taken, Lease) else None
 
     async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
-        """As `acquire`, without blocking the event loop; a cancelled call holds nothing.
+        """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing.
 
         Give the lease back by `await lease.arelease()`, in any task.
         """
@@ -243,7 +243,7 @@ class Lock:
         return taken if isinstance(taken, Lease) else None
 
     def release(self) -> None:
-        """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
+        """Release the lease that this thread, or asyncio task, acquired last. Elsewhere call `lease.release()`.
 
         Raises:
             SingletonLockError: This thread or task holds no lease through this object, or has released it already.
@@ -260,9 +260,9 @@ class Lock:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
-        """The lease, or the conflict after *patience* seconds; *statement* is the `with` that takes it, if one does."""
+        """The lease, or the conflict after *patience* seconds. *statement* is the `with` that takes it, if any."""
         if patience != 0 and waits_stop_greenlets():
-            # Also while the lock is free: otherwise a program would fail only once it is held.
+            # Refuse even a free lock: otherwise a program would fail only once the lock is held.
             raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
         hold = self._begin(statement)
         try:
@@ -316,8 +316,8 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if that is unknown, and an error ends the block."""
-        # If two threads mean the same block, the second looks for another.
+        """The hold of the block that *statement* ends; None if the block is unknown and ends with an error."""
+        # If two threads leave the same block at once, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
         # The exception that closes a generator is no error.
@@ -327,10 +327,10 @@ class Lock:
         return hold
 
     def _block_left_by(self, statement: object) -> Hold | None:
-        """The block that *statement* ends, maybe in another context or thread than it began in.
+        """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Other code, such as an `ExitStack`, may leave a block by another statement. Then the last block that this
-        context knows is meant; else a block whose lease is over, because its end harms nobody; else the last block.
+        Other code may leave a block by another statement. Then take the last block that this context knows, else a
+        block whose lease is over, because its end harms nobody, else the last block.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()
@@ -356,20 +356,20 @@ def _granted(taken: Lease | Conflict) -> Lease:
 
 
 def _called_by(function: Any) -> Any:
-    """The function that a call of *function* runs, as far as that is known before the call."""
+    """The function that runs when *function* is called, as far as that is known before."""
     while isinstance(function, partial):
         function = function.func
     return function if inspect.isroutine(function) else type(function).__call__
 
 
 def _statement() -> object:
-    """The `with` that calls: it begins and ends in one frame, also if a generator goes on in another thread."""
-    # None if a greenlet begins with this call.
+    """An id of the calling `with`, which begins and ends in one frame, even if a generator changes threads."""
+    # The frame is None if a greenlet begins with this call.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters a block in one frame and leaves it in another.
         return id(frame.f_locals.get("self")), contextlib
-    # The code beside the id, because a later frame may have that id. The frame itself would keep its variables alive.
+    # Add the code, because a later frame may have the same id. The frame itself would keep its variables alive.
     return id(frame), frame and frame.f_code
 
 
@@ -381,7 +381,7 @@ def _caller() -> tuple[int, object]:
 
 
 def _patience(blocking: bool, timeout: Duration | None) -> float | None:
-    """Seconds to queue for: with 0 ask once, with None wait for as long as it takes."""
+    """Seconds to wait; 0 asks once, None waits for as long as it takes."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:

@@ -1,7 +1,7 @@
-"""The receivers of Celery's signals around each run, connected once a run needs them.
+"""Receivers of Celery's signals around each run, connected once a run needs them.
 
-A receiver of `task_postrun` costs every task of the process a tenth of a lock. The usual run ends in `__call__`, and
-needs none. The first task or run for which that is not enough connects the receiver.
+A receiver of `task_postrun` costs every task of the process a tenth of a lock, and the usual run, which ends in
+`__call__`, needs none. The first task or run that needs the receiver connects it.
 """
 
 from contextlib import suppress
@@ -18,13 +18,13 @@ from celery_singleton_lock.runs.message import run_of
 from celery_singleton_lock.runs.policies import remember_limits
 
 MAKES_READY = "__trace__"
-"""The attribute of a task that a worker sets, perhaps again, as it makes the task ready to run."""
+"""The attribute that a worker sets on a task, perhaps again, when it makes the task ready to run."""
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver for a task whose own code runs before the lock, and may end a run there in any way.
+    """Connect the receiver for a task with code of its own before the lock, which may end a run in any way.
 
-    Without such code a run can only fail before its lock, and `after_return` is told of that.
+    Without such code a run can only fail before its lock, and then Celery calls `after_return`.
     """
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
@@ -32,10 +32,9 @@ def listen_for(task: Task) -> None:
 
 
 def connect_postrun() -> None:
-    """Hear from now on of the end of runs that leave something to do after `__call__`, or never reach it.
+    """From now on, look after runs that leave something to do after `__call__`, or never reach it.
 
-    Celery has no other hook for every outcome in which the process still runs Python: retry, Ignore, Reject, replace
-    and SystemExit included.
+    Celery has no other hook for every outcome, such as retry, Ignore, Reject, replace and SystemExit.
     """
     task_postrun.connect(_after_its_end, weak=False)
 
@@ -54,15 +53,15 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
     except BaseException:
-        # A signal handler may have raised at any moment of it, and Celery goes on as if nothing had happened.
+        # A signal handler may have raised in the middle, and Celery goes on as if nothing had happened. Try again.
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
         raise
 
 
 if VERSION < (5, 7):
-    # There, a signal that drops a dead receiver gets a new list of receivers. Tracers that were made before use the
-    # old list, so they call no receiver that is connected later.
+    # Before Celery 5.7, a signal that drops a dead receiver gets a new list of receivers. Older tracers keep the old
+    # list, and call no receiver that is connected later.
     connect_postrun()
 
 
@@ -71,7 +70,7 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    """Let a worker refuse to start with what cannot work, keep what runs if the broker is lost, and end workflows."""
+    """Add the steps of a worker: checks at its start, and what to do when it loses its broker."""
     from celery_singleton_lock.steps import CallsThatWait, LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
 
     remember_limits(sender)
@@ -82,7 +81,7 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
 
 @beat_init.connect(weak=False)
 def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
-    """Refuse to start a beat with what cannot work."""
+    """Refuse to start a beat whose settings or tasks are at fault."""
     from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
 
     check_beat(sender.app, has_lease=isinstance(sender.scheduler, SingletonSchedulerMixin))
@@ -91,7 +90,7 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
-    """End the marks of a call that ends before it is a request, because its task or its content is not known here."""
+    """End the marks of a call whose task or content is unknown here, so that it never becomes a request."""
     # The consumer must go on, for any content of a message.
     with suppress(Exception):
         unmark_unread(sender.app, message.headers)
@@ -99,5 +98,5 @@ def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
 
 @worker_process_shutdown.connect(weak=False)
 def hand_over_what_was_counted(**_: Any) -> None:
-    """Leave nothing uncounted: a pool process ends without the usual end of an interpreter."""
+    """Send the last counts: a pool process ends without the handlers of `atexit`."""
     counters.flush()

@@ -1,4 +1,4 @@
-"""The steps of a worker: as it starts, and as it loses its broker."""
+"""Steps of a worker: what it does at its start, and when it loses its broker."""
 
 import logging
 from collections.abc import Callable, Hashable
@@ -28,7 +28,7 @@ from celery_singleton_lock.worker import SingletonRequest, active_requests
 class Start(Step):
     """A step that can end the worker before its pool starts; an error in a receiver of a signal could not.
 
-    A beat inside starts later, in a process or a thread whose end does not end the worker.
+    An embedded beat starts later, in a process or a thread whose end does not end the worker.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -52,7 +52,7 @@ def _has_our_scheduler(worker: Any) -> bool:
 
 @inspect_command()
 def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
-    """Try the store of the locks from this worker, whose network and clock may differ from the caller's."""
+    """Try the store from this worker, whose network and clock may differ from the operator's."""
     try:
         with closing(open_store(state.app)) as store:
             if store.is_of_one_process:
@@ -64,24 +64,24 @@ def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
 
 
 class LostConnection(StartStopStep):
-    """A step of the consumer: if the broker is lost, what runs goes on, and its message may be redelivered."""
+    """A step of the consumer: after the loss of the broker, bodies go on, and their messages may be redelivered."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def start(self, consumer: Any) -> None:
-        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge at once."""
+        """Keep the jobs of a prefork pool if the connection is lost, and let a solo pool acknowledge at once."""
         pool: Any = getattr(consumer.pool, "_pool", None)
         if hasattr(pool, "flush"):
             consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
         if isinstance(consumer.pool, SoloPool):
             # `call_soon_ack` is new in Celery 5.7.
             name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-            # The method of the class: this step starts after each reconnection, and would wrap its own wrapper.
+            # Wrap the method of the class: this step starts after each reconnection, and would wrap its own wrapper.
             call_soon = getattr(type(consumer), name).__get__(consumer)
             setattr(consumer, name, _acknowledging_at_once(call_soon))
 
     def stop(self, consumer: Any) -> None:  # noqa: ARG002
-        """Expect copies of what runs, unless the worker itself ends."""
+        """Expect copies of the running messages, unless the worker itself ends."""
         if state.should_stop is None and state.should_terminate is None:
             background.submit(partial(_expect_copies, active_requests()))
 
@@ -92,17 +92,17 @@ class CallsThatWait(StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def create(self, parent: Any) -> WaitingMessages:
-        """The messages, which are started and stopped with the connection."""
+        """Make the object that Celery starts and stops with the connection."""
         messages = parent.waiting_messages = WaitingMessages(parent)
         return messages
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
-    """Acknowledge at once; Celery does so after the bodies of all due messages, too late for some brokers."""
+    """Acknowledge at once. Celery would do so after the bodies of all due messages, too late for some brokers."""
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(function, "__name__", "") == "ack_log_error":
-            # If it fails for a reason other than the connection, Celery tries later after all.
+            # After a failure that is not the connection's, let Celery try later.
             with suppress(Exception):
                 return function(*args, **kwargs)
         return call_soon(function, *args, **kwargs)
@@ -117,7 +117,7 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
         lease = request.lease
         if lease is None:
             continue
-        # Each run would wait for a store that is away, so only the first one does. The runs at other stores are marked.
+        # Let only the first run wait for a store that is away, and mark the runs at other stores.
         error = silent.get(lease.store.part_of(lease.key))
         try:
             if error is None:
@@ -131,10 +131,10 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
 
 
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
-    """Flush as Celery does, and still hear how jobs end: a message that is not acknowledged would run once more.
+    """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
 
-    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget a job whose process has not said yet
-    that it begins. As a worker stops, such a process waits for 30 s until somebody reads its result.
+    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget a job whose process has not reported
+    its begin. As a worker stops, such a process waits for 30 s until somebody reads its result.
     """
 
     def flush() -> None:

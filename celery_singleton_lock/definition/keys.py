@@ -182,21 +182,21 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-        # Of arguments that are plain, any worker can make the key, and without an error.
+        # Any worker can make the key of plain arguments, without an error.
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # Of the arguments that count, if a usual call has one for each parameter; None if user code makes the key.
+        # Where the arguments that count are in a call with one for each parameter; None if user code makes the key.
         is_written_here = self._is_usual and not self.runs_user_code
-        self._places = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
+        self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
         """The lock key of a call; an error of a pydantic model passes as it is."""
-        if self._places is not None and not kwargs and len(args) == len(self._names):
+        if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
-                values = [_WRITERS[type(args[place])](args[place]) for place in self._places]
+                values = [_WRITERS[type(args[position])](args[position]) for position in self._positions]
                 return _key(prefix, self._name, self._text % tuple(values))
             except (KeyError, ValueError):
                 # A value of another type, or an int of more digits than Python writes: see `_text_of`.
@@ -213,7 +213,7 @@ class KeyMaker:
         return _key(prefix, self._name, self._text_of(self._bound(args, kwargs)))
 
     def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call whose other arguments may be missing: people who look for a lock give only some."""
+        """The lock key from the arguments that make it, because operators give no others."""
         if self._receive is not None or self._counting is None:
             return self.key(prefix, args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)

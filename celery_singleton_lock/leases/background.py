@@ -28,10 +28,10 @@ _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """Makes calls, one after the other. Where threads are greenlets, this one is a greenlet too.
+    """Calls functions, one after the other. Where threads are greenlets, this is a greenlet, too.
 
     Arguments:
-        stays: Whether the thread stays though it has no call to make.
+        stays: Whether the thread stays without work.
     """
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
@@ -40,7 +40,7 @@ class Background(DaemonThread):
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all calls, which belong to the process that this one was forked from."""
+        """Forget all work, which belongs to the parent process."""
         self._pid = os.getpid()
         self._running = None
         # The queue of C: its `put` is safe in the handler of a signal, and gevent and eventlet do not replace it.
@@ -48,12 +48,12 @@ class Background(DaemonThread):
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
     def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """Make a call after *delay* seconds, and after the calls that were due before."""
+        """Call a function after *delay* seconds, and after the functions that were due before."""
         self.put(call, delay)
         self.ensure()
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """As `submit`, without a start of the thread: if it does not run, the call waits until it does."""
+        """As `submit`, without starting the thread: the function waits until the thread runs."""
         if self._pid != os.getpid():
             # Python's hooks for forks are no help: a program in C, such as uWSGI, forks without them.
             self.start_over()

@@ -59,7 +59,7 @@ class Counters:
         self.ensure_own()
 
     def ensure_own(self) -> None:
-        """Forget the counts of the process that this one was forked from, which sends them itself."""
+        """Forget the counts of the parent process, which sends them itself."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -175,7 +175,7 @@ note = counters.note
 
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:
-    """Count an event, also as the first one in a forked process."""
+    """Count an event, even as the first event in a forked process."""
     counters.ensure_own()
     counters.add(store, key, what, task, label)
 

@@ -28,7 +28,7 @@ _LATE_RENEWAL = 1.0
 _LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends; short tasks one after another share a thread.
 _LINGERS = 5.0
-# Lines in the log for one beat, whatever number of leases they are about.
+# Log lines for one beat, however many leases it concerns.
 _MOST_LINES = 10
 _NEVER = float("inf")
 # Our clock and the server's may run at slightly different rates; Redlock's allowance.
@@ -60,7 +60,7 @@ class Renewable:
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
     is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    _told_late_for: float = 0.0  # the deadline whose lateness was logged, so that each is logged once
+    _told_late_for: float = 0.0  # the last deadline whose lateness was logged: each is logged once
 
     @property
     def is_kept(self) -> bool:
@@ -85,15 +85,15 @@ class Renewable:
             self.deadman.arm(self.deadline)
 
     def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Take the answer to a renewal: the reason why the lease is lost or its holder has to stop, if so."""
+        """Apply the answer to a renewal. Returns why the lease is lost, or its holder has to stop; None if neither."""
         reason = _REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
-            # A holder that is asked to stop keeps its lease until it has.
+            # A holder that is asked to stop keeps its lease until it has stopped.
             self.renewed(sent_at)
         return reason
 
     def lateness(self) -> float:
-        """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was told before."""
+        """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was logged before."""
         late = clock() - min(self.next_renewal, self.deadline)
         if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
             return 0.0
@@ -102,7 +102,7 @@ class Renewable:
 
 
 class RenewalThread(DaemonThread):
-    """Renews the leases of this process in one store, or in one part of it, each time that one is due.
+    """Renews the leases of this process in one store, or in one part of it, when they are due.
 
     Where threads are greenlets, this is a native thread, which no greenlet can starve, with a client of its own. It
     must touch neither the log nor the event loop, whose locks are those of greenlets, so a greenlet makes such calls.
@@ -152,7 +152,7 @@ class RenewalThread(DaemonThread):
 
     def _step(self) -> bool:
         """Sleep until a lease is due, or comes; then renew the leases that are due."""
-        # Before the look, so that a lease that comes during the look wakes this thread.
+        # Reset this before the look: a lease that comes during the look has to wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -184,7 +184,7 @@ class RenewalThread(DaemonThread):
             for holding in self.watched():
                 if self.store.part_of(holding.key) is not self.part:
                     self._call(partial(self._heartbeat.watch, holding))
-                # Not before another thread has it: if a greenlet calls `watch`, that happens later.
+                # Remove it only once another thread has it: a greenlet calls `watch` later.
                 if holding.thread is not self:
                     self.remove(holding)
         now = clock()
@@ -192,7 +192,7 @@ class RenewalThread(DaemonThread):
             # A beat that comes late asks first: the lease is lost only if a renewal had no answer.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Leases that are due soon go along: thousands of leases must not each cost a request.
+        # Renew those that are due soon, too: thousands of leases must not each cost a request.
         beats = _RENEWALS_PER_TTL * _BEATS_PER_RENEWAL
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / beats]:
             self._renew(due)
@@ -219,7 +219,7 @@ class RenewalThread(DaemonThread):
 
     def _ask(self, holdings: list[Renewable]) -> list[Renewal]:
         now = clock()
-        # The bound is the nearest deadline, so that a loss is reported as it passes. A passed one counts as a second.
+        # The bound is the nearest deadline, so that a loss is reported as it passes; after it, the bound is a second.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:

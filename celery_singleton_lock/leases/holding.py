@@ -4,9 +4,9 @@ A claim goes through these states. Each change is a single write, because a sign
 
     NEW            it is asked for                             ASKING
     ASKING         refused, and nothing of it is in the store  NEW
-    ASKING         refused, and has a turn in the queue        QUEUED
+    ASKING         refused, and has a turn in the line         QUEUED
     ASKING         granted                                     HELD
-    ASKING         no answer; given back all the same          RELEASED
+    ASKING         no answer, and given back                   RELEASED
     QUEUED         it is asked for again                       ASKING
     QUEUED         its turn is given back                      RELEASED
     HELD           a successor, or a person, wants it to end   ASKED_TO_STOP
@@ -14,7 +14,7 @@ A claim goes through these states. Each change is a single write, because a sign
     HELD           given back                                  RELEASED
     ASKED_TO_STOP  gone, or not renewed until its deadline     LOST
     ASKED_TO_STOP  given back                                  RELEASED
-    LOST           given back, for something may be left       RELEASED
+    LOST           given back, as something may be left        RELEASED
 """
 
 import logging
@@ -66,7 +66,7 @@ class State(IntEnum):
     RELEASED = 6
 
 
-# Names of their own: a look into an enum costs a call before Python 3.12.
+# Names of the module, because `State.NEW` costs a function call before Python 3.12.
 NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
 # In the order of the states.
 _LEADS_TO = (
@@ -85,8 +85,8 @@ class Holding(Renewable):
 
     Arguments:
         store, claim: The store, and what to ask it for.
-        on_lost: Called with this object and the reason when its holder has to stop, and when it is lost, each once; in
-            the heartbeat's thread, so it must not take long.
+        on_lost: Called with this object and the reason, once when its holder has to stop and once when it is lost. It
+            runs in the heartbeat's thread, so it must be quick.
         deadman: Kills this process at the deadline; each renewal moves it.
         sender: The sender of its signals, a task or `Lock`; the counts are those of the task. With None, nothing is
             sent or counted.
@@ -94,8 +94,8 @@ class Holding(Renewable):
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
     is_unanswered: bool = False  # it was released before the answer to a request, which may still reach the store
-    takes: int = 1  # the releases that it needs
-    ending: Ending | None = None  # of its run, for later deliveries of the message; None once the store knows all of it
+    takes: int = 1  # how often it was taken, and has to be released
+    ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
     _is_reported: bool = False
     # A weak reference: otherwise the two would keep each other until the garbage collector runs.
     _view: "ref[Lease] | None" = None
@@ -163,7 +163,7 @@ class Holding(Renewable):
     # Asking for it.
 
     def acquire(self) -> Verdict:
-        """Ask the store once; after a grant it is under the heartbeat's care. After any error, release it."""
+        """Ask the store once. After a grant the heartbeat renews it. After any error the caller has to release it."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
@@ -175,7 +175,7 @@ class Holding(Renewable):
         return answer
 
     def stand_in_line(self) -> None:
-        """From now on, have a turn in the queue if it is refused, at the position of its first refusal."""
+        """From now on, a refusal gives it a turn in the line, at the position of its first refusal."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
         self.claim.rank = self.claim.refused_at
@@ -183,7 +183,7 @@ class Holding(Renewable):
     def wait(self, timeout: float | None = None) -> Verdict:
         """After a refusal, wait in line for it, until it is ours or *timeout* seconds are over; errors as `acquire`.
 
-        The holder's release calls the next in line. If the holder has died, the first in line see it at its deadline.
+        The holder's release wakes the next in line. If the holder has died, the first in line notice at its deadline.
 
         Returns:
             The last answer. Unless it is a grant, `release` gives the turn back, as after an exception.
@@ -253,7 +253,7 @@ class Holding(Renewable):
         self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
-        # First of all: otherwise somebody could see the state without its reason. An earlier reason stays.
+        # Set the reason first: otherwise another thread could see the state without it. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
@@ -283,7 +283,7 @@ class Holding(Renewable):
     # Giving it back.
 
     def release(self) -> None:
-        """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
+        """Give back the lease, or the turn in the line, or anything that an unanswered request has left.
 
         The heartbeat lets go of it first, so nothing renews a released lease. A release without an answer is repeated
         in the background, until the store has freed the key by itself.
@@ -292,7 +292,7 @@ class Holding(Renewable):
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, or raise why it is not possible. True for the last one: `give_back` has to follow."""
+        """Count a release, or raise why it is not possible. After the last, True: `give_back` has to follow."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
@@ -302,7 +302,7 @@ class Holding(Renewable):
         return True
 
     def give_back(self) -> None:
-        """As `release`, if the caller has seen that there is something to release, and that it is the last take."""
+        """As `release`, for a caller that knows that there is something to release, and no other take."""
         answer = self._end()
         if answer.marker == "none":
             self.ending = None
@@ -325,7 +325,7 @@ class Holding(Renewable):
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
-            # From here on the store may give it to somebody else, although no answer has come yet.
+            # Stop first: the store may grant the key to somebody else before its answer comes.
             self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)
@@ -339,7 +339,7 @@ class Holding(Renewable):
         return answer
 
     def pending_release(self) -> PendingRelease:
-        """Its release in the background, while the store may still count it, or a later delivery may still come."""
+        """Its release in the background, repeated until it has expired and no later delivery can come."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)
@@ -347,7 +347,7 @@ class Holding(Renewable):
     def stop(self) -> None:
         """Stop renewing: the holder is done with it."""
         if self.state is HELD and (late := self.lateness()):
-            # A body that held the GIL to its end: the heartbeat will never see it.
+            # The body held the GIL to its end, so the heartbeat will not notice that it was late.
             tell_late({self: late})
         if self.state is not RELEASED:
             self.go_to(RELEASED)

@@ -57,7 +57,7 @@ _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# Tries that raise no error while an event loop is silent, or while tasks of the body that it has cancelled end.
+# Tries that raise nothing while an event loop is silent, or while cancelled tasks of the body end.
 _CAREFUL_TRIES = 5
 # Seconds after which the log says that a body goes on; long enough for a body that cleans up.
 _TOLD_AFTER = 10.0
@@ -138,7 +138,7 @@ class Interrupt:
         """Have each event loop that runs cancel the tasks of the body.
 
         Returns:
-            The threads of the loops that answer within *seconds*, and whether another one runs and is silent.
+            The threads of the loops that answer within *seconds*, and whether another loop runs and is silent.
         """
         answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
         asked = list[Loop]()
@@ -252,7 +252,7 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
 
 
 def _starts_another(thread: int) -> bool:
-    """Whether that thread is starting another one: CPython would raise in the new one, which has no `ident` yet."""
+    """Whether that thread is starting another thread, without an `ident` yet, in which CPython would raise."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:

@@ -100,12 +100,12 @@ class Lease:
         """Give it back.
 
         Raises:
-            SingletonLockError: It was released before, or belongs to the process that this one was forked from.
+            SingletonLockError: It was released before, or belongs to the parent process.
         """
         self._holding.release()
 
     async def arelease(self) -> None:
-        """As `release`, without blocking the event loop; a cancelled call gives the lease back as well."""
+        """As `release`, without blocking the event loop; even a cancelled `await` gives the lease back."""
         await release_in_loop(self._holding)
 
 
@@ -125,7 +125,7 @@ def task_id_of(lease: Lease) -> str | None:
 # The leases under which the calling code runs, and those that it has taken through a `Lock`.
 
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
-"""The event loop that this thread runs, or None. The public function raises then, which is slow."""
+"""The event loop that this thread runs, or None. Without a loop the public function raises, which is slow."""
 
 # Weak references, because contexts are copied and outlive the bodies for which they were made.
 current: ContextVar[tuple["ref[Holding]", ...]] = ContextVar("current_lease", default=())
@@ -167,14 +167,15 @@ class Hold:
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""A hold of `Lock.acquire` lives in contexts alone, that of a block in its `Lock`: any context may leave the block.
+"""A hold of `Lock.acquire` lives in contexts alone. The hold of a block lives in its `Lock`, because any
+context may leave the block.
 
-Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
+Contexts are copied, so a context may list holds of another thread or task, and holds that were released.
 """
 
 
 def known_holds() -> list[Hold]:
-    """The holds that this context lists, the last one last."""
+    """The holds in this context, the oldest first."""
     return [hold for known in holds.get() if (hold := known()) is not None]
 
 
@@ -204,9 +205,9 @@ def give_back(hold: Hold) -> None:
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
-    """Take the lease, or queue for it for *patience* seconds; None waits for as long as it takes.
+    """Take the lease, or wait in line for *patience* seconds; None waits for as long as it takes.
 
-    Unless the lease is granted, nothing stays in the store, at the latest once the request under way has ended.
+    Without a grant, nothing stays in the store once the last request has ended.
     """
     requests = _Requests(lease)
     try:

@@ -1,6 +1,6 @@
-"""Finding the lock that an operator names, asking its holders to stop, waiting for that, and dropping marks.
+"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks.
 
-If the store gives no answer in time, `StoreError` is raised. The store may have done the request, or not.
+If the store does not answer in time, the functions raise `StoreError`, and the request may have worked.
 """
 
 import logging
@@ -20,13 +20,13 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# Half of what is left of a lease: at least two thirds of its ttl are left, and a renewal comes within one third.
+# A lease has at least two thirds of its ttl left, and is renewed within one third: half of what is left is enough.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
 
 def name_of(holder: Holder) -> str:
-    """The task id of a holder; of a `Lock`, its hostname and process."""
+    """The task id of a holder, or the hostname and pid of a `Lock`."""
     return holder.task_id or worker_of(holder.hostname, holder.pid)
 
 
@@ -35,7 +35,7 @@ class Plan:
     """The holders, marks and turns of one lock that a break ends, or has ended.
 
     Attributes:
-        name: The one call or `Lock` that is meant. Without a name, all are meant, except turns of living owners.
+        name: The call or `Lock` that is meant. None means all, except turns of living owners.
         dropped: Some of `queued`, `next`, `cooldown` and `turns`.
     """
 
@@ -118,7 +118,7 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
     """Wait until the holders are gone, at most *seconds*; return those that are left, and how long it took.
 
-    By default, the wait is as long as holders need to hear of the break and to end, if their bodies let them.
+    By default, *seconds* is the time that holders usually need to hear of the break and to end.
     """
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
@@ -145,7 +145,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
-    """Drop these marks, except of locks that are held now; return the dropped ones, and the number of held locks."""
+    """Drop these marks unless their lock is held now. Return the dropped marks, and the number of held locks."""
     calls = {(row.lock.key, row.about.task_id) for row in agreed}
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
@@ -169,7 +169,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if one call is meant. A call in no lock has an empty state, whose key is the task id.
+    """The lock, and the task id if *what* names a call. A call in no lock has an empty state, with its id as the key.
 
     Raises:
         click.UsageError: Nothing has that name, or several names begin with it.
@@ -207,7 +207,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # Keep the first row of a call that is in several locks: holders come first.
+            # Keep the first row of a call that is in several locks, because holders come first.
             found.setdefault(task_id, (row.lock, task_id))
     # A full name means itself, even if another name begins with it.
     return {start: found[start]} if start in found else found

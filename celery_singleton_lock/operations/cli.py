@@ -146,7 +146,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @arguments_option
 @keywords_option
 @click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
-@click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
+@click.option("--holder", metavar="ID", help="Only this holder of several: its task id, or hostname:pid.")
 @click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
 @seconds_option("--wait", type=click.FloatRange(min=0), help="How long to wait until it is free.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")

@@ -1,4 +1,4 @@
-"""The checks of a deployment: its store and servers, settings, tasks, workers and holders. They change nothing."""
+"""Checks of a deployment: its store and servers, settings, tasks, workers and holders. No check changes anything."""
 
 import sys
 from collections import Counter, defaultdict
@@ -41,7 +41,7 @@ _LONG_TTL = 600.0
 _FORGETS = "can grant twice"
 _QUEUED_LONG = 600.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
-_CLOCK_WRONG = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
+_CLOCK_WRONG = "ages and the slots of a beat are wrong by as much, leases are not; fix the time service of that clock"
 _SEE_STORE = "not checked, because the store cannot be used"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
@@ -56,7 +56,7 @@ _ELSEWHERE = (
     "with the same singleton_lock_prefix and store"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# Age plus `expires_in` is one ttl before the first renewal, and at least four thirds of it after. This is between.
+# Age plus `expires_in` is one ttl before the first renewal, and at least four thirds of a ttl after it.
 _RENEWED = 7 / 6
 
 
@@ -100,12 +100,12 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
 def _examine(
     app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float, ahead: float = 0.0
 ) -> list[dict[str, Any]]:
-    """All findings, those already *found* among them; *locks* is None if the store cannot be used."""
+    """All findings, with those already *found*; *locks* is None if the store cannot be used."""
     surveys = list[LockState]()
     if locks:
         found |= _about_use(locks, timeout)
         try:
-            # Before the workers are asked, so that a run that holds a lock here is active there, or has ended.
+            # Survey before asking the workers: then a holder is active on its worker, or has ended.
             surveys += locks.surveys()
         except StoreError as error:
             found["holders"] = None, str(error)
@@ -127,7 +127,7 @@ def _examine(
 
 def _about_beats(locks: Locks) -> list[str]:
     """The advice to start a beat, if all beats of this library are dead."""
-    # The other checks tell the error.
+    # Other checks report the error.
     with suppress(ConfigurationError, StoreError):
         leads, last = last_leader_of(locks.app, locks.store)
         if last is not None and not leads:
@@ -142,7 +142,7 @@ def _about_beats(locks: Locks) -> list[str]:
 
 def _about_caches(locks: Locks, timeout: float) -> list[str]:
     """The caches of Django in the database of the locks, if their servers can be asked."""
-    # A project with Django has imported it already, and set it up.
+    # A project with Django has imported Django already.
     django = getattr(sys.modules.get("django.conf"), "settings", None)
     caches = django.CACHES if django is not None and django.configured else {}
     found = []
@@ -157,7 +157,7 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
 
 
 def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
-    """Whether the store's clock, *ahead* of this machine's by so many seconds, agrees with it and each worker's."""
+    """Whether the store's clock, *ahead* of this machine's by so many seconds, agrees with the others."""
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
@@ -184,11 +184,11 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
         return found | dict.fromkeys(_OF_SERVERS, (None, str(error)))
 
 
-# The reports of its servers.
+# The reports of the servers.
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers. If they differ, it names those with a fault, or else each of them."""
+    """One finding about all servers. If they differ, the finding names those with a fault, or else all."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -250,7 +250,7 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
-    """Which holders are alive, by the workers that have answered. Nothing is freed."""
+    """Which holders are alive, as far as the workers that have answered can tell."""
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
@@ -299,7 +299,7 @@ _RESERVED = (
     "worker_prefetch_multiplier=1 and acks_late it leaves more of them to others"
 )
 _LONG = (
-    "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long one only lengthens "
+    "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long ttl only lengthens "
     "the wait after a death; 30 is usual"
 )
 _SKIPS_RETRIES = (
@@ -324,7 +324,7 @@ _PASSWORD = (
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
     others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{BEAT}."))}
-    # If a worker is idle, a call that is due for long may have been received by one that was killed.
+    # If a worker is idle, a call that is long overdue may have been received by a worker that was killed.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     taken = queues_of(workers)
     not_taken = set() if taken is None else {row.about.queue for row in rows if row.about.queue} - taken
@@ -355,14 +355,14 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
-    """The names of tasks, by the advice about them."""
+    """Task names by the advice about these tasks."""
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
-        # Another check tells the options that cannot work.
+        # Another check reports options that cannot work.
         with suppress(ConfigurationError):
             options = task.lock_options
             if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:

@@ -1,6 +1,6 @@
 """The locks of an app in rows, one for each holder and each mark; and what happened to a call.
 
-A look at the store raises `StoreError` if there is no answer in time.
+Functions that read the store raise `StoreError` if the store does not answer in time.
 """
 
 import json
@@ -35,7 +35,7 @@ _CUT = {"lock", "label", "worker", "queue"}
 _RARE = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
-# A call that is due within so many seconds counts as due, because the times of a mark are rounded.
+# Seconds before its due time at which a call counts as due, because the times of a mark are rounded.
 _DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
@@ -49,8 +49,8 @@ class Row:
 
     lock: LockState
     about: Holder
-    has_place: bool = False  # True for a holder and for the cool-down that a run has left, not for a mark or a turn
-    queued_for: float | None = None  # seconds since a queued call came due; None if this app does not know its task
+    has_place: bool = False  # the row is a holder, or the cool-down of a run, and no mark or turn
+    queued_for: float | None = None  # seconds since a queued call came due; None if the task is unknown here
     due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
     @property
@@ -82,7 +82,7 @@ class Row:
         return None if self.lock.problem else self.about.expires_in
 
     def waits_for(self, turn: Holder) -> float:
-        """Seconds since the call of a turn was refused first."""
+        """Seconds since the first refusal of the call that has the *turn*."""
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
@@ -119,7 +119,7 @@ class Row:
         return {**known, "acquired_at": at, "expires_in": _rounded(self.left)}
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
+        """The row as JSON, without its token, because a token allows a release."""
         rare = {
             "queue": self.about.queue,
             "queued_for": _rounded(self.queued_for),
@@ -146,7 +146,7 @@ class Locks:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
 
     def checked_key(self, text: str) -> str:
-        """*text*, if it is a lock key of this app; otherwise raises `ConfigurationError`."""
+        """Return *text* if it is a lock key of this app, or raise `ConfigurationError`."""
         if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
@@ -165,7 +165,7 @@ class Locks:
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How far back the history goes: an event that is forgotten looks like one that has never happened."""
+        """How far back the history goes: a forgotten event looks as if it had never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
@@ -174,9 +174,9 @@ class Locks:
         return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
-        """All that is known of each lock whose name matches the glob *pattern*.
+        """The state of each lock whose name matches the glob *pattern*.
 
-        If one of several servers is away, the error comes after the locks of the others.
+        If one of several servers is away, its error is raised after the locks of the others.
         """
         keys = list[str]()
         try:
@@ -191,7 +191,7 @@ class Locks:
             yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all: holders before the others, and the oldest first in both groups."""
+        """The rows of these locks, or of all locks: holders first, and the oldest first in each group."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_with_its_due_time(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
@@ -209,7 +209,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
     task, *others = tasks[row.name]
-    # A mark names no task: if several tasks share this lock name, the call's task stays unknown.
+    # A mark names no task, so the task stays unknown if several tasks share the lock name.
     if not others:
         row = replace(row, about=replace(mark, task_name=task.name))
     # A task whose options cannot work must not hide the other locks of the app.
@@ -221,10 +221,10 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
 
 
 def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
-    """The tasks of an app by the name of their lock, which several may share."""
+    """The tasks of an app by the name of their lock, which several tasks may share."""
     found = defaultdict[str, list[Any]](list)
     for task in lockable(app):
-        # Convert a name that is not a `str`: the task's checks report that fault, and no command may fail here.
+        # Convert a name that is no `str`, which the checks report: no command may fail here.
         found[str(lock_name_of_task(task))].append(task)
     return found
 
@@ -235,7 +235,7 @@ def in_json(state: str) -> str:
 
 
 def worker_of(hostname: str | None, pid: int | None) -> str:
-    """Hostname and process, as far as they are known."""
+    """Hostname and pid, as far as they are known."""
     return ":".join(str(part) for part in (hostname, pid) if part is not None)
 
 
@@ -244,7 +244,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
-    """The rows of a lock; without *with_turns*, turns are left out, except the first of a lock with no other row."""
+    """The rows of a lock. Without *with_turns* a lock shows its first turn, and only if it has no other row."""
     if survey.problem is not None:
         return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
     found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
@@ -253,7 +253,7 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """A call and its result, by their names in the docs; the call's rows; and why the result is unreadable, or None."""
+    """A call and its result, by their names in the docs; its rows; and why its result is unreadable, or None."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = dict.fromkeys(_OF_CALL)
     call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
@@ -336,7 +336,7 @@ def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) ->
 
 
 def _cut(text: str, width: int) -> str:
-    """Both ends of *text*, at most *width* characters in all."""
+    """Cut the middle of *text*, so that *width* characters are left."""
     end = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
 
@@ -348,7 +348,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few names, and the number of the rest; *of* is the total, if *names* has not all."""
+    """The first few names, and the number of the rest. *of* is the total, if *names* is incomplete."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,4 +1,4 @@
-"""The workers of an app, as each of them answers, and whether they can run what is published."""
+"""The workers of an app, by their own answers, and whether they can run what is published."""
 
 import threading
 from collections import defaultdict
@@ -14,7 +14,7 @@ from celery_singleton_lock.operations.rows import Row, a_few
 from celery_singleton_lock.stores.clock import clock
 
 Found = tuple[bool | None, str]
-"""Whether all is well, and the details. None if that could not be checked, which is no fault."""
+"""Whether all is well, or None if that could not be checked; and the details."""
 
 _OURS = "singleton_store"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
@@ -23,7 +23,7 @@ _TO_CONNECT = 5.0
 
 
 class Worker(NamedTuple):
-    """The answers of one worker; None for what it has not told."""
+    """The answers of one worker; None for a missing answer."""
 
     pool: type | None
     slots: int
@@ -50,7 +50,7 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
-    # If the app allows one connection only, each question waits for the one before.
+    # If the app allows one connection only, each question waits for the last.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
     for thread in asking:
         thread.join(max(0.0, give_up_at - clock()))
@@ -115,7 +115,7 @@ def about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | Non
 
 
 def queues_of(workers: Mapping[str, Worker]) -> set[str] | None:
-    """All queues that the workers take; None if one of them has not told its own."""
+    """All queues that the workers take; None if a worker has not named its queues."""
     queues = [worker.queues for worker in workers.values()]
     return None if None in queues else set[str]().union(*filter(None, queues))
 

@@ -1,4 +1,4 @@
-"""The body of a run, and the things that are in force while it runs."""
+"""The body of a run, and what is in force while it runs."""
 
 import inspect
 import logging
@@ -59,7 +59,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left: nobody else would."""
-    # The newest hold first: after an older one it would count as released, and the `Lock` would stay held.
+    # Give back the newest hold first: after an older hold it would count as released, and the `Lock` would stay held.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -92,7 +92,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
+    """The facts for later deliveries about the end of a body; None if they should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
@@ -119,7 +119,7 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse something to await, or a generator that has not begun: that work would outlast the lease."""
+    """Refuse an awaitable, or a generator that has not begun, as the result: its work would outlast the lease."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     if isinstance(result, CoroutineType | GeneratorType):
@@ -145,7 +145,7 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
 
 
 def _preempted(run: Run, reason: NotHeldReason) -> Ended:
-    """Its end as REVOKED; the result names the successor, or the person who has asked for it."""
+    """End as REVOKED. The result names the successor, or the person who has asked for the end."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -172,7 +172,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
     """In `until_executed`, the call counts as queued until the workflow that `replace()` publishes inside has ended.
 
     The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
-    library, whoever comes looks for the result under the call's task id. The mark ends after `lock_queue_ttl` anyway.
+    library, the next caller looks for the result under the call's task id. The mark lasts for `lock_queue_ttl` at most.
     """
     task = run.task
     options = run.options

@@ -1,4 +1,4 @@
-"""How a call ends: as REVOKED, through chains and chords; and the end of what it has left in the store.
+"""How a call ends: as REVOKED, with the later steps of its canvas, and with its marks in the store.
 
 A call leaves marks while it holds nothing. They end once its message, or the workflow that replaces it, has ended.
 """
@@ -30,7 +30,7 @@ Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpub
 """Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
 
 # The position of `throw` among the arguments of Celery's `apply`.
-_PLACE_OF_THROW = 6
+_POSITION_OF_THROW = 6
 
 
 class CallRevoked(TaskRevokedError, SingletonLockError):
@@ -40,10 +40,10 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         text: What has happened, in words.
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
-        reason: `skipped` (the other one holds the key), `superseded` (the other one runs
-            instead of this one), `replaced` (the other one has taken over), `broken` (a person has asked this
-            one to end), `joined` (the other one, which this one had joined, was revoked),
-            `unpublished` (the other one stands for this one), or `unanswered` (Redis gave no answer).
+        reason: `skipped` (the other call holds the key), `superseded` (the other call runs instead), `replaced` (the
+            other call has taken over), `broken` (a person has asked this call to end), `joined` (this call had joined
+            the other, which was revoked), `unpublished` (the other call stands for this one), or `unanswered` (Redis
+            gave no answer).
     """
 
     # The result backend stores this name with each result, so it must stay, even if this file gets another name.
@@ -60,7 +60,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Revoked(Ignore):
-    """The task ends as REVOKED, to be stored once its run holds nothing; in eager mode its result is made from this."""
+    """Ends a task as REVOKED, which is stored once the run holds nothing, or made a result in eager mode."""
 
     def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
@@ -78,11 +78,11 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
 
 
 def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerResult:
-    """The *result* of an `apply` with these arguments; for a revoked call REVOKED, or its error with `throw`."""
+    """Finish the *result* of an `apply` with these arguments: a revoked call is REVOKED, or raises with `throw`."""
     if not isinstance(result.result, Revoked):
         return result
     error = result.result.error
-    throw = args[_PLACE_OF_THROW] if len(args) > _PLACE_OF_THROW else kwargs.get("throw")
+    throw = args[_POSITION_OF_THROW] if len(args) > _POSITION_OF_THROW else kwargs.get("throw")
     if throw or (throw is None and task.app.conf.task_eager_propagates):
         raise error
     return EagerResult(result.id, error, states.REVOKED, name=task.name)
@@ -95,13 +95,13 @@ def _end_later_steps(task: Task, error: CallRevoked) -> None:
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # Count a step only for a chord around the chain. One inside never begins: its body, too, is ended here.
+        # Count a step only for a chord around the chain. A chord inside never begins, and its body is ended here.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
 
 def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any, bool]]:
-    """The signature of each task in these, however deep, and whether the task is in the header of one of the chords."""
+    """Each task in the *signatures*, at any depth, and whether it is in the header of a chord."""
     for signature in [signatures] if isinstance(signatures, Mapping) else signatures:
         kwargs = signature.get("kwargs") or {}
         if signature.get("subtask_type") == "chord":
@@ -135,7 +135,7 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 def has_result(task: Task, holder: Holder) -> bool:
     """The result backend has, or will have, the result of the holder's run, and every process can read it.
 
-    The result of a call that has ended may be deleted already, so nobody waits for that one.
+    The result of a call that has ended may be deleted already, so nobody waits for it.
     """
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
@@ -268,7 +268,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
 
 
 def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
-    """`Task.on_replace`; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
+    """Wrap `Task.on_replace`: each task of the canvas becomes a step of the workflows of the replaced task."""
 
     def replaced(task: Task, canvas: Any) -> Any:
         if workflows := workflows_of(vars(task.request)):
@@ -297,7 +297,7 @@ def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool 
 
 
 def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
-    """`Backend.chord_error_from_stack`: the members of the header have ended, and the body never begins."""
+    """Wrap `Backend.chord_error_from_stack`: the body of a failed chord never begins, so end its workflows."""
 
     def failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
         for body, _ in tasks_in(callback):

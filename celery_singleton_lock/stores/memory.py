@@ -40,7 +40,7 @@ class MemoryStore(Store):
         return self
 
     def advance(self, seconds: float) -> None:
-        """Let time pass in the store: leases, marks and cool-downs may end, and waiters look again."""
+        """Move the clock of the store ahead, and let waiters look again."""
         self._server.ahead += seconds
         self._wake_all()
 
@@ -57,7 +57,7 @@ class MemoryStore(Store):
             self.call("PUBLISH", channel, "")
 
     def _refuse_a_copy(self, pid: int) -> None:
-        """Called in a process that was forked from *pid*, before it uses its copy of the locks."""
+        """A hook for a process that was forked from *pid*, before it uses its copy of the locks."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report no step of the clock, because `advance` sets it."""

@@ -12,11 +12,11 @@ from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
-"""What does not stop a publication: with `anyway` a cool-down, with `over` a cool-down and another queued call."""
+"""Publish in spite of a cool-down (`anyway`), or of a cool-down and another queued call (`over`)."""
 
 
 Newest = Literal["", "queued", "next"]
-"""How a call has come to be the newest, so that older calls may have ended in its favour; empty if it is not.
+"""How a call became the newest, in whose favour older calls may have ended; empty for other calls.
 
 A call is `queued` from its publishing on, in a queue mode with `rerun` or `replace`. It is `next` once it was refused
 and requeued as the call that runs next. The message carries this note until its body begins.
@@ -25,7 +25,7 @@ and requeued as the call that runs next. The message carries this note until its
 
 @dataclass(slots=True)
 class Facts:
-    """The facts about a claimant that others see."""
+    """The facts about a claimant that operators and other callers see."""
 
     task_id: str = ""  # empty if it is no task
     task_name: str = ""  # empty if it is the name of the lock
@@ -48,21 +48,21 @@ class Claim:
     key: str
     token: str  # fresh for each execution; see `WHOLE`
     ttl: float
-    limit: int = 1  # granted while fewer places are held, so never with 0
+    limit: int = 1  # places of the lock; with 0 nothing is granted
     facts: Facts = field(default_factory=Facts)
-    min_hold: float = 0.0  # for how long after its grant a released place stays taken
-    message: int = 0  # publication of the message; task ids may be used again
+    min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
+    message: int = 0  # publication of the message, because a task id may be used again
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # for how long older calls end in its favour, once one has
+    supersedes_for: float = 0.0  # seconds for which late older calls end in its favour
     newest: Newest = ""
-    queued_for: float = 0.0  # if refused, the call still counts as queued for so long
-    turn_for: float = 0.0  # if refused, the call has a turn for so long
-    waits_here: bool = False  # the turn belongs to this process, which listens; otherwise to the message
+    queued_for: float = 0.0  # seconds for which the call still counts as queued if it is refused
+    turn_for: float = 0.0  # seconds for which the call has a turn if it is refused
+    waits_here: bool = False  # the turn belongs to this process, and otherwise to the message
     rank: int = 0  # the position of its turn in the line: the moment of its first refusal; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
-    patience: float = float("inf")  # for how long the request may take, all tries together
+    patience: float = float("inf")  # seconds for the request, all tries together
 
     @property
     def marker(self) -> str:
@@ -88,7 +88,7 @@ def marker_of(task_id: str, message: int) -> str:
 class Marked:
     """The call is marked as queued."""
 
-    sooner: float = 0.0  # seconds by which the call is due earlier than it asked for
+    sooner: float = 0.0  # seconds by which the call has to be due earlier
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class Grant:
     since: float  # the moment of the grant by the server's clock, in seconds since the epoch
     sent_at: float  # `clock()` before the request, from which the ttl counts
     took_over: bool = False
-    died: Facts | None = None  # of the holder that died in the place
+    died: Facts | None = None  # of the holder that died in this place
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +120,9 @@ class Ending:
     """The end of a run, recorded at its release, for later deliveries of its message."""
 
     outcome: Outcome
-    kept: float  # for so long the broker may deliver the message again
+    kept: float  # seconds for which the broker may deliver the message again
     is_due: bool  # another delivery is likely, even if none has come yet
-    marker: Marker = "unknown"  # whether the store has kept it
+    marker: Marker = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class HolderState(StrEnum):
     """What a holder of a key, or a call that goes before others, has in the store."""
 
     HELD = "held"  # a lease
-    ASKED_TO_STOP = "asked to stop"  # a lease that its successor, or a person, wants it to give back
+    ASKED_TO_STOP = "asked to stop"  # a lease that the holder was asked to give back
     COOLDOWN = "cooldown"  # nothing but a cool-down, which keeps the key after its run, or after its publishing
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
@@ -150,7 +150,7 @@ class HolderState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of a lock, as it described itself when it took it; or a call that holds nothing, but goes before.
+    """A holder of a lock, as it described itself at its acquire, or a call that goes before others.
 
     Attributes:
         key: The lock key.
@@ -288,7 +288,7 @@ RENEWALS = {int(each): each for each in Renewal}
 class Release:
     """The answer to a release of a lease or of a turn."""
 
-    marker: Marker  # if unknown, a release in the background decides
+    marker: Marker  # unknown until a release in the background has an answer
     lost: LostReason | None = None  # why the lease had been lost before; None if it had not, or if that is unknown
 
 

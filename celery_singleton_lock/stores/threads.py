@@ -35,7 +35,7 @@ def hub() -> Any:
 
 
 def call_soon(hub: Any, call: Callable[[], None]) -> None:
-    """Let the event loop *hub* make a call. gevent allows this from any thread, eventlet only from the hub's own."""
+    """Let the event loop *hub* call a function. gevent allows this from any thread, eventlet only from the hub's."""
     if patched_by().__name__ == "gevent":
         hub.loop.run_callback_threadsafe(call)
     else:
@@ -81,7 +81,7 @@ class DaemonThread:
             self._running = mark
             self._start(self._live, mark)
         except BaseException:
-            # A signal has raised, or no thread can start; let the next call try again.
+            # A signal handler has raised, or no thread can start: let the next `ensure` try again.
             self._running = None
             raise
 

@@ -13,7 +13,7 @@ __all__ = ["application"]
 
 
 def application(app: Celery, **options: Any) -> "Site":
-    """A WSGI application with the locks of *app*, to mount in another one, or to serve alone.
+    """A WSGI application with the locks of *app*, to mount in another application, or to serve alone.
 
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
     `/healthz` says whether the store answers. It asks the store, and no worker; it frees no lock, and shows no

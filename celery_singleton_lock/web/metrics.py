@@ -1,6 +1,6 @@
 """The counters, and the present numbers of locks, for Prometheus.
 
-Labels are names of tasks and words from fixed lists. Keys, task ids and workers are no labels, because each new one
+Labels are names of tasks and words from fixed lists. Keys, task ids and workers are no labels, because each new value
 would be a series of its own in Prometheus.
 """
 
@@ -27,7 +27,7 @@ _COUNTERS = {
     "acquired": "Leases that were granted.",
     "conflicts": "Calls that were not granted their key, by what became of them.",
     "lost": "Leases that ended while the body ran.",
-    "taken_over": "Leases granted after that of another holder ran out without a release.",
+    "taken_over": "Leases granted after the lease of another holder ran out without a release.",
     "unlocked": "Runs without a lease: those of until_executing, or with lock_on_store_error='run'.",
     "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
@@ -53,7 +53,7 @@ _Numbers = Mapping[tuple[str, ...], int]
 
 
 class Metrics(Collector):
-    """All metrics of an app; only the counters, if its locks cannot be listed."""
+    """All metrics of an app, or only the counters if its locks cannot be listed."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

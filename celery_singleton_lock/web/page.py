@@ -1,4 +1,4 @@
-"""The locks of an app as requests see them, and their page, under Flask and in Django's admin."""
+"""The locks of an app for requests of Flask and of Django's admin, and the facts of their page."""
 
 import threading
 from collections import Counter, defaultdict
@@ -29,22 +29,22 @@ T = TypeVar("T")
 _PATIENCE = 1.75
 # A look that takes more than this part of `_PATIENCE` counts as slow.
 _LONG = 0.25
-# Seconds for a trial: less than `_PATIENCE`, or a request would give up before it learns the trial's error.
+# Seconds for a trial: less than `_PATIENCE`, or a request would give up before the trial's error.
 _TRIAL = 1.25
 _TRIED_EVERY = 3.0
 # Seconds until the next look after one that has failed.
 _AGAIN = 1.0
-# An answer serves for so many times as long as its look took: looks take at most a twentieth of the store's time.
+# An answer serves for 20 times as long as its look took, so looks take at most a twentieth of the store's time.
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
-# A call that waits for more seconds than this is a fault, as in docs/alerts.yml.
+# Seconds after which a call that waits is a fault, as in docs/alerts.yml.
 _LONG_WAIT = 900.0
 
 
 class Look(Generic[T]):
-    """A question to the store: one thread at a time looks for the answer, and each request waits a little for it.
+    """A question to the store. One thread at a time looks for the answer, for which each request waits a little.
 
     Arguments:
         see: Looks, and raises an error of this library if there is no answer.
@@ -66,7 +66,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now, or the one that a thread begins to look for."""
+        """The answer that serves now, or a future answer for which a thread begins to look."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
@@ -77,7 +77,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer. If it does not come in time and the look before was slow too, the answer of that look.
+        """The answer; if it does not come in time, and the look before was slow, too, the answer of the look before.
 
         Raises:
             StoreError: There is no answer in the time that a request may wait.
@@ -124,7 +124,7 @@ class Counts(NamedTuple):
 class Observer:
     """The locks of an app, and whether its runs can lock now.
 
-    No request waits for an answer for more than two seconds, and many requests ask the store no more often than one.
+    No request waits for more than two seconds, and many requests ask the store no more often than one request.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -206,7 +206,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 
 
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
-    """The facts for a template, which must escape them for HTML; with a `problem` if no locks can be shown."""
+    """The facts for a template, which must escape them for HTML. A `problem` means that no locks can be shown."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _shown(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history, observer.counts):
@@ -243,7 +243,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads: bool | None) -> dict[str, Any]:
-    """Whether all locks, the events of the last hour, and the beat are well, and why not, without asking the workers.
+    """Whether the locks, the events of the last hour and the beat are well, or what is wrong with them.
 
     The events, and whether a beat leads, are None if they are unknown.
     """

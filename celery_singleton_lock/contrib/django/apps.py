@@ -1,4 +1,4 @@
-"""The app that Django looks up here, and what `manage.py check` says: all that would end a worker at its start."""
+"""The app that Django looks up here, and the checks of `manage.py check`: all faults that would end a worker."""
 
 from contextvars import ContextVar
 from typing import Any
@@ -32,7 +32,7 @@ class LocksConfig(AppConfig):
 
 
 def why_no_app(app: Celery) -> str | None:
-    """The fault that *app* is only the default app that Celery makes; None if *app* is the project's."""
+    """A fault if *app* is only the default app that Celery makes; None if *app* is the project's."""
     if app is not _state.default_app or app.main != "default":
         return None
     return (

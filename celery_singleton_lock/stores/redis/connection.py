@@ -95,7 +95,7 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, sent: bytes, number: int, until: float) -> list[Any]:
-        """So many replies to what is *sent*. A refusal is a reply, unless it may pass."""
+        """Send, and return that many replies. A refusal is a reply, unless it may pass."""
         if number == 1 and self._reader is not None:
             try:
                 self._socket.sendall(sent)
@@ -278,7 +278,7 @@ class Connections:
         log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
-        """Close one idle connection if there are two: threads that ask at once open one each, and few need it again."""
+        """Close an idle connection if there are several: threads that asked at once opened them, and need few."""
         if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()
@@ -296,7 +296,7 @@ class Connections:
 
 
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
-    """The replies without the last, that of WAIT; an error if fewer than *replicas* have the writes."""
+    """The replies without that of WAIT; an error if fewer than *replicas* have the writes."""
     *others, acknowledged = replies
     if isinstance(acknowledged, exceptions.RedisError):
         raise acknowledged
@@ -373,7 +373,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
-    """The hosts and ports in *url*, between semicolons, and its other arguments. The first value of each counts."""
+    """The hosts and ports in *url*, between semicolons, and its arguments; of repeated arguments the first counts."""
     hosts = list[Address]()
     said = dict[str, Any]()
     try:

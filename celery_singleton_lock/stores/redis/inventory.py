@@ -24,9 +24,9 @@ from celery_singleton_lock.stores.redis.encoding import (
 )
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-# Keys a SCAN looks at: the server is blocked for a fraction of a millisecond.
+# Keys at which one SCAN looks, which blocks the server for a fraction of a millisecond.
 _KEYS_PER_STEP = "250"
-# Seconds after which the locks of a self-test that was cut off expire.
+# Seconds after which the locks of an interrupted self-test expire.
 _TRIAL_TTL = 1.0
 # Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
@@ -41,10 +41,7 @@ _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
 class Inventory:
-    """Questions that only operators, checks and metrics ask a store.
-
-    Each raises `StoreError` if there is no answer in time.
-    """
+    """Requests of operators, checks and metrics. Each raises `StoreError` without an answer in time."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -53,7 +50,7 @@ class Inventory:
     def keys(self, start: str) -> Iterator[str]:
         """Each key of a lock that begins with *start*, once.
 
-        The keys are found in small steps, so one that is made in between may be missed. If one server of several fails,
+        The keys are found in small steps, so a new key may be missed. If one server of several fails,
         the others are listed before its error is raised.
         """
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
@@ -129,7 +126,7 @@ class Inventory:
     def self_test(self, key: str, bound: float) -> None:
         """Acquire, renew and release *key*, which nobody else may use, and wake a waiter by the release.
 
-        Nothing is left. In a cluster each master is tested, on keys like that one.
+        Nothing is left. In a cluster each master is tested, on keys like *key*.
         """
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
@@ -179,7 +176,7 @@ class Inventory:
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
         if not self._store.has_parts:
-            # `persist` would note that the server has answered, although nothing was asked.
+            # Avoid `persist`, which would note an answer of the server although nothing was asked.
             return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters

@@ -1,4 +1,4 @@
-"""Hears any number of channels of a store, on one connection to each of its servers."""
+"""Listens to any number of channels of a store, on one connection to each of its servers."""
 
 import logging
 import os
@@ -19,9 +19,9 @@ from celery_singleton_lock.stores.threads import DaemonThread, original, patched
 
 LISTENING = "(listening)"
 DEAF = "(deaf)"
-"""Two words beside the messages: subscribed from now on; and messages may be missed until `LISTENING`."""
+"""Two words beside the messages. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until then."""
 
-# Seconds until a server has to answer, and after which a silent one is asked whether it is there.
+# Seconds in which a server has to answer, and after which a silent server is asked whether it is there.
 _PATIENCE = 5.0
 _ASK_EVERY = 15.0
 _FIRST_PAUSE = 0.1
@@ -37,20 +37,20 @@ Heard = Callable[[str], None]
 
 
 class _Wire:
-    """A connection to one server, if there is one now."""
+    """The connection to one server; None while the server cannot be reached."""
 
     def __init__(self, server: Connections) -> None:
         self.server = server
         self.connection: Any = None
         self.asked = deque[tuple[str, str]]()
-        """The replies that are expected, in order: each is a word and a channel."""
+        """The expected replies in order, each a word and a channel."""
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
 
     @property
     def due(self) -> float:
-        """The moment at which to act even if nothing has come."""
+        """When to act if nothing comes, on `clock()`."""
         if self.connection is None:
             return self.retry_at
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
@@ -98,8 +98,8 @@ class Listener(DaemonThread):
     def add(self, channel: str, heard: Heard) -> None:
         """Have *heard* called with each message of *channel*, which begins with the key of a lock.
 
-        *heard* is called with `LISTENING` and `DEAF` too, perhaps several times. At `LISTENING` the caller asks the
-        store, because earlier messages were missed. *heard* must not block: it is called in the listener's thread, a
+        *heard* is called with `LISTENING` and `DEAF`, too, perhaps several times. At `LISTENING` ask the store, because
+        earlier messages were missed. *heard* must not block: it is called in the listener's thread, a
         real thread even where others are greenlets.
         """
         self._heard[channel] = heard
@@ -168,7 +168,7 @@ class Listener(DaemonThread):
         for wire in list(self._wires.values()):
             with self._losing(wire):
                 self._read(wire)
-                # After reading: a process that was paused would find its server late though the reply is there.
+                # Read first: a process that was paused would take its server for late though the reply is there.
                 self._look_after(wire)
         return True
 
@@ -204,7 +204,7 @@ class Listener(DaemonThread):
         """The wire to the server that has the lock of *channel*; None if the server cannot be reached now."""
         wire = self._wire_at(self._servers)
         try:
-            # A cluster that could not name an owner is not asked before its retry, or each channel would wait for it.
+            # Ask a cluster that could not name an owner only at its retry, or each channel would wait for it.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:
@@ -226,7 +226,7 @@ class Listener(DaemonThread):
                     raise
                 word, channel = wire.asked.popleft()
                 if word != wire.server.subscribe.lower():
-                    # A refused unsubscribe. Drop the connection, or the channel would stay subscribed.
+                    # The server refused to unsubscribe: drop the connection, or the channel would stay subscribed.
                     raise
                 self._refused(wire, channel, error)
                 continue
@@ -241,7 +241,7 @@ class Listener(DaemonThread):
                 self._deaf.pop(channel, None)
                 self._tell(channel, LISTENING)
             elif word == "sunsubscribe" and is_ours and not is_expected:
-                # Its slot has moved to another server.
+                # The slot of the channel has moved to another server.
                 self._try_elsewhere(wire, channel)
 
     def _refused(self, wire: _Wire, channel: str, error: exceptions.ResponseError) -> None:
@@ -273,7 +273,7 @@ class Listener(DaemonThread):
         if wire.connection is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
-            # A subscription instead of PING, which would be one more right for users to give.
+            # Subscribe again instead of PING, which would be one more right for users to give.
             channel = next((channel for channel, at in self._wire_of.items() if at is wire), None)
             if channel is None:
                 wire.hang_up()

@@ -1,8 +1,8 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- The slots are one hash. The field of an entry has the due time and the fence of the slot that was claimed last, and when
--- the entry was last sent, or began. The leader's own field, '\31' <hostname>:<pid>, has when it was seen, its fence, and
--- the same time once more. The heir of a leader that died before it sent a claimed slot may claim the slot again.
+-- The slots are one hash. The field of an entry has the due time and the fence of the last claimed slot, and when the entry
+-- was last sent, or began. The leader's own field, '\31' <hostname>:<pid>, has the moment at which the leader was seen, its
+-- fence, and that moment again. If a leader died before it sent a claimed slot, its heir may claim the slot again.
 --
 -- KEYS[1]  hash of the slots
 -- @argument verb   `claim`, `note` or `forget`.
