@@ -10,7 +10,7 @@ __all__ = ["app"]
 
 
 def holding_the_gil(name: str, **options: Any) -> Any:
-    options |= {"name": name, "lock_key": ("key",), "lock_ttl": 6, "lock_on_conflict": "reschedule"}
+    options |= {"name": name, "lock_key": ("key",), "lock_ttl": 8, "lock_on_conflict": "reschedule"}
 
     @app.task(base=SingletonTask, bind=True, **options)
     def holds_the_gil(self: Any, key: str, seconds: float) -> None:

@@ -11,7 +11,7 @@ from tests.workers import is_alive, workers
 
 APP = "tests.acceptance.children_app"
 PROMPTLY = 60
-TTL = 6.0
+TTL = 8.0
 
 
 def test_the_main_process_keeps_the_lease_of_a_living_child_and_of_no_other(recorder: Recorder) -> None:
