@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import click
 from celery import Celery, Task
+from celery.app.annotations import _first_match_any
 from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
@@ -218,8 +219,10 @@ def _source_of(task: Any) -> str:
 def without_base(app: Celery) -> list[str]:
     """The tasks of *app* that have options of this library, and run without a lock."""
     found = []
+    # What `task_annotations` gives to every task by "*" is meant for those with a lock.
+    of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
-        options = [name for name in sorted(NAMES) if hasattr(task.__class__, name)]
+        options = [name for name in sorted(NAMES) if name not in of_all and hasattr(task.__class__, name)]
         if options and not isinstance(task, Lockable):
             found.append(
                 f"task {task.name} ({_source_of(task)}) has {', '.join(options)} and no base=SingletonTask, so it runs "

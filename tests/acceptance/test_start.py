@@ -173,6 +173,17 @@ def test_a_task_with_options_of_ours_and_without_the_base_is_a_warning(
     assert f"{__file__}:{bare.run.__code__.co_firstlineno}) has lock_key, lock_ttl and no base=" in record.getMessage()
 
 
+def test_an_option_that_annotations_give_to_every_task_is_no_warning(
+    valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = app_of(valkey.url)
+    app.conf.task_annotations = {"*": {"lock_ttl": 10}}
+
+    check_worker(app, "solo")
+
+    assert [record for record in caplog.records if record.getMessage().startswith("lock.no_base")] == []
+
+
 def test_a_task_whose_call_only_makes_a_coroutine_is_told(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(valkey.url)
 
