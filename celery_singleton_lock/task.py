@@ -346,13 +346,15 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # A strategy takes the timer from its consumer once, as it is made.
-        timer = consumer.timer
+        # A strategy takes the timer from its consumer, and the class for requests from its task, as it is made.
+        timer, request = consumer.timer, self.Request
         consumer.timer = messages
+        vars(self)["Request"] = messages.requests_of(self)
         try:
             return super().start_strategy(app, consumer, **kwargs)
         finally:
             consumer.timer = timer
+            vars(self)["Request"] = request
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -2,28 +2,46 @@
 
 Celery keeps such a message in its timer. The message leaves the timer once: at its time, or earlier if its turn is
 woken.
+
+A message waits here after its run was refused. A new message waits here at once if other calls of its key are in this
+worker, in the pool or in line: its run would need a process only to be refused. The line takes the turn of the message.
 """
 
+import logging
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from heapq import heapify
 from typing import Any
 from weakref import WeakValueDictionary
 
+from celery import Task
+from celery.app.task import Context
 from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
 from celery.worker import state
 
+from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
+from celery_singleton_lock.log import log
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, is_later_attempt, text_of, way_of
+from celery_singleton_lock.runs.policies import POLICIES
+from celery_singleton_lock.runs.requeue import REFUSED, broker_delays, delay_in_line
+from celery_singleton_lock.stores.records import Claim, Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
+# Seconds after which a run that a process has begun has asked for its lock.
+_A_MOMENT = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 50
 
@@ -55,8 +73,11 @@ class WaitingMessages:
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
         self._hub = consumer.hub
-        self._line = Line(self._call)
+        self._call_soon = consumer.call_soon
+        self._line = Line(self._call, self._has_turn, self._is_expected)
         self._waiting: dict[InLine, Waiting] = {}
+        # By key, the last call that has gone to the pool.
+        self._last: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self._called: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
@@ -123,12 +144,46 @@ class WaitingMessages:
         waiting = self._waiting.pop(one, None)
         if waiting is not None:
             self._line.remove(one)
+            if isinstance(request := waiting.args[0], RequestInTurn):
+                self._last[one.claim.key] = request
+                request.note_turn(one.claim)
             # Our copy of the arguments: `_go_early` empties the entry's.
             waiting.go(*waiting.args)
+
+    def requests_of(self, task: Task) -> type[Any]:
+        """The class for requests of the task."""
+        given: type[Any] = task.Request
+        return type("Request", (RequestInTurn, given), {"messages": self}) if _takes_turns_here(task) else given
+
+    def meets_others(self, request: "RequestInTurn", key: str) -> bool:
+        """Whether calls of its key are in the pool or in line. If not, the request goes to the pool."""
+        last = self._last.get(key)
+        if self._ends and ((last is not None and last.is_in_pool) or self._line.has(store_of(request.app), key)):
+            return True
+        self._last[key] = request
+        return False
+
+    def _is_expected(self, one: InLine) -> bool:
+        """The run of the last call that has gone to the pool has yet to ask for the place that looks free."""
+        last = self._last.get(one.claim.key)
+        # Of several places one may be free though that run has its own.
+        return one.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
+
+    def _has_turn(self, one: InLine, conflict: Conflict) -> bool:
+        if (waiting := self._waiting.get(one)) is None:
+            return False
+        # The dispatcher of its event belongs to the thread of the consumer.
+        waiting.args[0].report(conflict, self._call_soon)
+        # An event loop that sleeps asks RabbitMQ for no message in place of this one.
+        self._ring()
+        return True
 
     def _call(self, one: InLine) -> None:
         """Wake the consumer, from any thread, also from one that must not touch greenlets."""
         self._called.append(one)
+        self._ring()
+
+    def _ring(self) -> None:
         for end in self._ends[1:]:
             # A full socket wakes the reader all the same.
             with suppress(OSError):
@@ -191,3 +246,79 @@ class WaitingMessages:
 
 def _nothing() -> None:
     """The function of a cancelled entry."""
+
+
+def _takes_turns_here(task: Any) -> bool:
+    """New calls of the task may take their turns in the main process: a run would first of all ask for the lock."""
+    try:
+        options = task.lock_options
+    except ConfigurationError:
+        return False
+    takes_turns = POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
+    is_patient = options.wait_timeout is None or options.wait_timeout >= REFUSED.first
+    # With quorum queues a message that waits here would be one of the few that the broker sends.
+    return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
+
+
+class RequestInTurn(SingletonRequest):
+    """A request for a task whose calls take turns. The message may wait here before its run has asked for the lock."""
+
+    messages: WaitingMessages
+    _in_line: InLine | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # The run finds the same error, and reports it.
+        with suppress(Exception):
+            way = self._way_of_new()
+            if way and self.key is not None and (self.messages.meets_others(self, self.key) or way == "copy"):
+                self._stand_in_line(may_be_copy=way == "copy")
+
+    def _way_of_new(self) -> str:
+        """`first` or `copy` if the run of the message would be the first that asks for this call; otherwise empty.
+
+        Any other message (a retry, one with an ETA) goes to the pool. A copy may have a turn in line already.
+        """
+        message, notes = Context(self._request_dict, called_directly=False), self._notes()
+        has_asked = notes.refused_at or notes.newest or notes.marked or notes.joins or is_later_attempt(message, notes)
+        way = way_of(self.task, message, notes, Delivery())
+        return way if way in ("first", "copy") and not (has_asked or message.eta) else ""
+
+    def _stand_in_line(self, *, may_be_copy: bool) -> None:
+        self._in_line = self.place_in_line()
+        if self._in_line is not None:
+            self._in_line.is_new = True
+            self._in_line.claim.may_be_copy = may_be_copy
+            timeout = self.task.lock_options.wait_timeout
+            left = float("inf") if timeout is None else timeout
+            delay = delay_in_line(self.task, self._request_dict.get("expires"), left)
+            # Celery keeps a message with such a time in its timer.
+            self._eta = datetime.now(UTC) + timedelta(seconds=delay)
+
+    def in_line(self) -> InLine | None:
+        """Its position; also if the message stays here before its run has asked."""
+        return self._in_line or super().in_line()
+
+    @property
+    def is_in_pool(self) -> bool:
+        """The message was sent to the pool, and its run has not ended."""
+        return self in state.reserved_requests
+
+    @property
+    def has_asked(self) -> bool:
+        """The run has asked for the lock, if it ever does."""
+        return time.monotonic() - self._accepted_at > _A_MOMENT
+
+    def note_turn(self, claim: Claim) -> None:
+        """Let its run find the turn that was taken here in the notes on its message."""
+        if self._in_line is not None and claim.rank:
+            noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
+            self._request_dict[HEADER] = {**self._notes().header(), **noted}
+
+    def report(self, conflict: Conflict, call_soon: Callable[..., object]) -> None:
+        """Report the conflict as its run would, but send no signal: its receivers are code of the user's."""
+        key, holder, outcome = conflict.key, conflict.first, "rescheduled"
+        log.tell_of_conflict(logging.INFO, key, text_of(self.id), holder, outcome)
+        count(store_of(self.app), key, "conflicts", self.task.name, outcome)
+        if self._request_dict[DELIVERY][2]:
+            call_soon(self.send_event, "lock-conflict", key=key, holder=holder.task_id, outcome=outcome)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +126,20 @@ class SingletonRequest(Request):
         """The child's lease as far as the main process can know it; None if it cannot."""
         # The message may carry anything. The child finds the same error, and tells of it.
         with suppress(Exception):
-            notes = self._notes()
-            key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
-            if self.task.is_lockable() and key is not None:
+            if self.task.is_lockable() and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
-                claim = claim_of(self.task.lock_options, notes, key, token, text_of(self.id), self._retries)
+                options, notes = self.task.lock_options, self._notes()
+                claim = claim_of(options, notes, self.key, token, text_of(self.id), self._retries)
                 return Holding(store_of(self.app), claim, sender=self.task)
+        return None
+
+    @cached_property
+    def key(self) -> str | None:
+        """Its lock key; None if only user code can make it, or nobody."""
+        # The message may carry anything.
+        with suppress(Exception):
+            known: str | None = self.task.lock_key_in(self._notes())
+            return known or self.task.lock_key_without_user_code(self.args, self.kwargs)
         return None
 
     def expect_copies(self) -> None:
@@ -141,9 +149,14 @@ class SingletonRequest(Request):
     def in_line(self) -> InLine | None:
         """Its place in the line; None if its message does not wait for a turn, or if its lock cannot be known."""
         notes = self._notes()
-        if not (notes.rank or notes.waits_as_next) or (lease := self.lease) is None:
+        return self.place_in_line() if notes.rank or notes.waits_as_next else None
+
+    def place_in_line(self) -> InLine | None:
+        """The place that its message can have in the line; None if its lock cannot be known."""
+        lease = self.lease
+        if lease is None:
             return None
-        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict))
+        return InLine(lease.store, claim_in_line(self.task, lease.claim, self._notes(), self.request_dict))
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

@@ -29,7 +29,8 @@ script. The docs draw this table, and the tests play it out:
     UNHEARD  as above                                      GONE
 
 The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
-the process listens before it asks. A turn that the store has lost begins anew, at its old rank.
+the process listens before it asks. So does the turn that a main process takes for a message whose run has not asked
+yet. A turn that the store has lost begins anew, at its old rank.
 
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
@@ -44,6 +45,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
+from itertools import islice
 from typing import Self
 
 from celery_singleton_lock.errors import SingletonLockError
@@ -74,10 +76,12 @@ class InLine:
 
     Attributes:
         store, claim: The lock, and what to ask it for. The claim has a `rank`, or is that of the `newest` call.
+        is_new: The run of the message has not asked yet, so the line takes the turn.
     """
 
     store: Store
     claim: Claim
+    is_new: bool = False
 
 
 @dataclass(eq=False)
@@ -87,12 +91,19 @@ class _OfOneLock:
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)
     is_deaf: bool = False
     looks_at: float = float("inf")
+    # Since when new messages have found a place free. They have no turns, so nobody wakes them.
+    found_free: dict[InLine, float] = field(default_factory=dict)
+
+    @property
+    def all(self) -> list[InLine]:
+        return [each for ones in self.by_channel.values() for each in ones]
 
     @property
     def first(self) -> list[InLine]:
-        """The first message; or the first few if nobody can listen, since then each has to look for itself."""
-        ones = [each for ones in self.by_channel.values() for each in ones]
-        return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=_rank_of)
+        """The first new message, and the first turn; or a few, if nobody can listen: then each looks for itself."""
+        new = self.found_free or (each for each in self.all if each.is_new)
+        turns = (each for each in self.all if not each.is_new)
+        return [*islice(new, 1), *nsmallest(_A_FEW if self.is_deaf else 1, turns, key=_rank_of)]
 
 
 def _rank_of(one: InLine) -> tuple[int, int, str]:
@@ -160,10 +171,20 @@ class Line:
 
     Arguments:
         come: Called with a message that has to come. *come* may be called in any thread, and must not block or log.
+        has_turn: Called in the line's thread with a new message that has a turn from now on. *has_turn* returns False
+            if the message has gone meanwhile: nobody would end its turn.
+        is_expected: Whether a run of this process is about to take the place that a new message finds free.
     """
 
-    def __init__(self, come: Callable[[InLine], None]) -> None:
+    def __init__(
+        self,
+        come: Callable[[InLine], None],
+        has_turn: Callable[[InLine, Conflict], bool],
+        is_expected: Callable[[InLine], bool],
+    ) -> None:
         self._come = come
+        self._has_turn = has_turn
+        self._is_expected = is_expected
         self._locks: dict[tuple[Store, str], _OfOneLock] = {}
         self.thread = Background(lambda: bool(self._locks))
 
@@ -172,6 +193,10 @@ class Line:
 
     def remove(self, one: InLine) -> None:
         self.thread.submit(partial(self._remove, one))
+
+    def has(self, store: Store, key: str) -> bool:
+        """Messages wait here for this lock."""
+        return (store, key) in self._locks
 
     def _add(self, one: InLine) -> None:
         lock = self._locks.setdefault((one.store, one.claim.key), _OfOneLock())
@@ -191,6 +216,7 @@ class Line:
         if one not in ones:
             return
         ones.remove(one)
+        lock.found_free.pop(one, None)
         if not ones:
             del lock.by_channel[one.claim.channel]
             one.store.listener.remove(one.claim.channel)
@@ -214,10 +240,14 @@ class Line:
             return
         pause = _SOON
         try:
-            pause = self._pause_after(lock, one, one.store.look(one.claim))
+            if one.is_new:
+                pause = self._pause_of_new(lock, one, one.store.take_turn(one.claim))
+            else:
+                pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
-            # The run will report the error if it persists.
-            pass
+            # The run will report the error if it persists. The run of a new message asks now: it has no turn to lose.
+            for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
+                self._wake(each)
         finally:
             # After any failure, too.
             self._look_within(lock, pause)
@@ -228,6 +258,25 @@ class Line:
             self._wake(one)
             return _AT_ONCE
         return _pause_of(position, one.claim.ttl, is_deaf=lock.is_deaf)
+
+    def _pause_of_new(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
+        """Note its turn, or let the message come. Returns the seconds until the first new message asks again."""
+        if isinstance(answer, Conflict) and answer.rank:
+            one.is_new = False
+            one.claim.rank = one.claim.refused_at = answer.rank
+            if not self._has_turn(one, answer):
+                one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
+            lock.found_free.pop(one, None)
+            for each in islice(lock.found_free, 1):
+                # The place is not free for the others, either.
+                self.thread.put(partial(self._look, lock, each))
+            return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
+        if isinstance(answer, Position) and self._is_expected(one):
+            waited = clock() - lock.found_free.setdefault(one, clock())
+            return min(_AT_ONCE, max(_SHORTEST, waited / 2))
+        # Its run asks as if the message had not waited: a place is free, the line is full, or the message is a copy.
+        self._wake(one)
+        return _AT_ONCE
 
     def _wake(self, one: InLine) -> None:
         """Let the message come. Two threads may do this at once, because a message is taken only once."""

@@ -236,6 +236,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     options = task.lock_options
     claim.rank = notes.rank
     policy = _of_newest(POLICIES[options.on_conflict], notes)
+    claim.turn_for = redelivered_within(options) if policy.takes_turns else 0.0
     _finish_claim(claim, policy, options, notes, is_later_attempt=is_later_attempt(Context(message), notes))
     return claim
 
@@ -312,7 +313,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         return _skip(run, str(error), "unanswered", None)
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
-        delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
+        delay = jittered(run.options, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         # Only the store knows whether the run of which this is a copy has ended.
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}

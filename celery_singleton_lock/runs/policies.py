@@ -186,7 +186,8 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
         # After the timeout only `rerun` and `replace` get here, and it does not bound their delay.
-        delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
+        left = left if left >= REFUSED.first else _FOR_EVER
+        delay = delay_in_line(run.task, run.request.expires, left)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
     return Refused("rescheduled", conflict.first, delay=delay, notes={"waits_as_next": waits_as_next, **notes})

@@ -14,6 +14,7 @@ from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
+from celery_singleton_lock.definition.options import LockOptions
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import until_expired
 from celery_singleton_lock.runs.message import delivery_of, headers_of, notes_of, text_of, with_notes
@@ -63,20 +64,20 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
     longest = backoff.longest
     if backoff.is_patient:
         longest *= 2.0 ** min(max(0, tries - _A_FEW), _A_FEW)
-    delay = jittered(run, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
+    delay = jittered(run.options, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
     return min(delay, max(backoff.first / 5, expires_in))
 
 
-def delay_in_line(run: Run, left: float) -> float:
-    """Seconds until the run asks again if its turn is not woken before; at most those that are *left* of its wait."""
+def delay_in_line(task: Task, expires: Any, left: float) -> float:
+    """Seconds until a message asks again if its turn is not woken before; at most those that are *left* of its wait."""
     # A worker discards an expired message only when its countdown ends.
-    return min(jittered(run, float("inf")), left, until_expired(run.task, run.request.expires))
+    return min(jittered(task.lock_options, float("inf")), left, until_expired(task, expires))
 
 
-def jittered(run: Run, delay: float) -> float:
+def jittered(options: LockOptions, delay: float) -> float:
     """Half of *delay* to all of it, at random, and at most a quarter of the visibility timeout."""
     # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
-    delay = min(delay, run.options.visibility_timeout / 4)
+    delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
 
 

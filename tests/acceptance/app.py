@@ -144,6 +144,7 @@ by_policy = {
     policy: task_with(policy, lock_on_conflict=policy)
     for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
+waiting_without_store = task_with("waiting_without_store", lock_on_conflict="reschedule", lock_on_store_error="raise")
 one_in_a_second = task_with("one_in_a_second", lock_on_conflict="reschedule", lock_min_hold=1)
 impatient = task_with("impatient", lock_on_conflict="reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {mode: task_with(mode, lock_mode=mode) for mode in MODES}

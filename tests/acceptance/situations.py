@@ -165,14 +165,16 @@ def skipped(scene: Scene) -> Seen:
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The first line comes once; later refusals are told at DEBUG.
 
+    The state is `RETRY` meanwhile if it was a pool process that refused the call.
+
     If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
     scene.hold(tasks.reschedule)
     result = scene.call(tasks.reschedule, 2)
     scene.has_been_refused(result)
-    scene.is_in_state(result, "RETRY")
+    scene.is_in_state(result, "PENDING")
     scene.open_gate()
-    return scene.end(tasks.reschedule, result, "RETRY")
+    return scene.end(tasks.reschedule, result, "PENDING")
 
 
 @situation("A newer call supersedes one that waits")

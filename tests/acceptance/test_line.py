@@ -1,7 +1,9 @@
 """Calls that wait in the broker: called in their order, and asking nobody meanwhile."""
 
 import itertools
+import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
-from tests.workers import workers
+from tests.workers import Worker, workers
 
 SOON = 40
 """Seconds in which a call that is called has come, on a machine that stands still for a while."""
@@ -85,6 +87,54 @@ def test_two_workers_hand_one_key_over_in_order(
     places = [waits.index(each) for each in ran]
     assert sum(a > b for a, b in itertools.pairwise(places)) <= 2, places
     assert line_of(task) == []
+
+
+def refused_in_the_pool(worker: Worker) -> list[str]:
+    """The task ids of the runs of this worker that have met a holder."""
+    return re.findall(r"PoolWorker-\d+\] lock\.conflict .*? task_id=(\S+)", worker.log())
+
+
+@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)], indirect=True)
+def test_a_burst_is_hardly_refused_in_the_pool_and_each_call_is_told_once(
+    tasks_by_broker: Any, env: dict[str, str], recorder: Recorder, broker: str
+) -> None:
+    task = tasks_by_broker.by_policy["reschedule"]
+    with workers(APP, {**env, "TEST_BROKER": broker}, 2, concurrency=2) as both:
+
+        def told() -> int:
+            return sum(each.log().count("outcome=rescheduled") for each in both)
+
+        with held(tasks_by_broker, recorder):
+            results = in_line(task, 60)
+            until(lambda: told() >= 60, "all are told")
+            # One in the worker that does not run the holder; a few if it stands still meanwhile.
+            assert sum(len(refused_in_the_pool(each)) for each in both) <= 10
+        assert [result.get(timeout=3 * SOON) for result in results] == list(range(60))
+        assert told() == 60
+
+    assert overlaps(recorder.events()) == []
+
+
+def test_a_message_that_is_no_new_call_is_refused_by_its_run(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    task = tasks.by_policy["reschedule"]
+    with workers(APP, env, 1, concurrency=2) as (worker,), valkey.client() as broker:
+        with held(tasks, recorder):
+            new = task.delay("k", 0)
+            until(lambda: worker.log().count(f"task_id={new.id}"), "it has its turn")
+            due, retried = task.apply_async(("k", 1), countdown=0.5), task.apply_async(("k", 2), retries=1)
+            redelivered = task.apply_async(("k", 3), queue="of nobody")
+            message = json.loads(broker.lpop("of nobody"))
+            message["headers"]["redelivered"] = True
+            message["properties"]["delivery_info"] |= {"redelivered": True, "routing_key": "celery"}
+            broker.lpush("celery", json.dumps(message))
+            until(lambda: {due.id, retried.id} <= {*refused_in_the_pool(worker)}, "their runs are refused")
+            until(lambda: redelivered.id in line_of(task), "a copy has its turn, too")
+            assert not {new.id, redelivered.id} & {*refused_in_the_pool(worker)}
+        assert [each.get(timeout=SOON) for each in (new, due, retried, redelivered)] == [0, 1, 2, 3]
+
+    assert overlaps(recorder.events()) == []
 
 
 def test_who_waits_occupies_no_process_and_asks_nobody(

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from celery_singleton_lock import StoreError
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -33,3 +35,18 @@ def test_the_job_is_requeued_until_the_store_is_back(worker: Worker, store: Serv
 
     assert result.get(timeout=30) == "ran"
     assert len(recorder.events("enter")) == 1
+
+
+def test_calls_of_a_key_that_is_held_here_end_as_lock_on_store_error_says(
+    worker: Worker, store: Server, recorder: Recorder
+) -> None:
+    store.start()
+    task = tasks.waiting_without_store
+    holder = task.delay("k", gate="the end")
+    until(lambda: recorder.events("enter"), "it runs")
+    store.stop()
+    for result in [task.delay("k", number) for number in range(4)]:
+        with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
+            result.get(timeout=30)
+    open_gate(recorder, "the end")
+    holder.forget()

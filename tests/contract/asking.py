@@ -17,6 +17,7 @@ from celery_singleton_lock.stores.records import (
     Grant,
     Holder,
     Marked,
+    Position,
     Release,
     Succession,
 )
@@ -148,7 +149,7 @@ def queued(answer: Grant | Conflict | Done | float) -> float:
     return answer
 
 
-def refused(answer: Grant | Conflict | Done | float) -> Conflict:
+def refused(answer: Grant | Conflict | Done | Position | float) -> Conflict:
     assert isinstance(answer, Conflict), answer
     return answer
 

@@ -1,4 +1,4 @@
-"""A small world, played out: a run, a call that waits in its process and two in the broker, whatever comes when."""
+"""A small world, played out: a run, a call that waits in its process, two in the broker, and one that comes later."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -58,11 +58,11 @@ class World:
         self.start = 1_800_000_000.0
         self.store._server.time = self.time  # type: ignore[method-assign]
         self.wire = self.store.servers.listen(f"{KEY}:nobody", clock() + 5.0)
-        for name in ("run", "waits", "one", "two"):
+        for name in ("run", "waits", "one", "two", "later"):
             claim = Claim(KEY, f"of-{name}", TTL, facts=Facts(name), turn_for=LASTS, waits_here=name == "waits")
             self.calls.append(Call(claim))
         self.ask(self.calls[0])
-        for each in self.calls[1:]:
+        for each in self.calls[1:-1]:
             self.ask(each)
 
     def time(self) -> float:
@@ -94,7 +94,18 @@ class World:
         call.listens, call.left_at = True, -ON_ITS_WAY
         if call.claim.waits_here:
             self.ask(call)
+        elif not call.claim.rank:
+            self._take_turn(call)
         elif self.store.look(call.claim).comes:
+            self._comes(call)
+
+    def _take_turn(self, call: Call) -> None:
+        """Its worker knows its key, so it has a turn before its run has asked."""
+        answer = self.store.take_turn(call.claim)
+        if isinstance(answer, Conflict):
+            assert self._in_line() or any(each.holds for each in self.calls), f"{call.name} waits for nobody"
+            call.refused_at, call.claim = self.now, replace(call.claim, rank=answer.rank)
+        else:
             self._comes(call)
 
     def leave(self, call: Call) -> None:
@@ -116,7 +127,9 @@ class World:
         else:
             assert isinstance(answer, Conflict)
             is_held = any(each.holds for each in self.calls)
-            assert before or is_held, f"{call.name} waits for one that is not there"
+            # A newcomer waits for one that is away, too: for a moment.
+            is_kept_out = call.refused_at < 0 and self._in_line()
+            assert before or is_held or is_kept_out, f"{call.name} waits for one that is not there"
             call.refused_at = self.now if call.refused_at < 0 else call.refused_at
             call.left_at = self.now
             call.claim = replace(call.claim, rank=answer.rank)
@@ -178,6 +191,9 @@ class World:
     def serve_all(self) -> None:
         """All are there from now on, and each comes when its turn has come."""
         self.pass_time(TIME_TO_COME + 0.1)
+        for call in self.calls:
+            if call.refused_at < 0 and not (call.holds or call.is_over):
+                self.ask(call)
         for _ in range(4 * len(self.calls)):
             for call in self._in_line():
                 if not call.listens:
@@ -206,7 +222,7 @@ def play(choose: Callable[[int], int], length: int) -> None:
         world.close()
 
 
-def each_schedule(length: int, most: int = 10) -> Iterator[tuple[int, ...]]:
+def each_schedule(length: int, most: int = 12) -> Iterator[tuple[int, ...]]:
     return product(range(most), repeat=length)
 
 

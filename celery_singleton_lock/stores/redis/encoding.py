@@ -104,7 +104,7 @@ def acquire_arguments(claim: Claim) -> list[str]:
 
 
 def look_arguments(claim: Claim) -> list[str]:
-    token, grant, words, *others = acquire_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
+    token, grant, words, *others = acquire_arguments(claim)
     return [token, grant, f"looks {words}", *others]
 
 

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.records import (
     Release,
     Renewal,
     Slot,
+    Verdict,
 )
 from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
@@ -146,7 +147,13 @@ class Store:
 
     def look(self, claim: Claim) -> Position:
         """Ask whether the turn of a waiting message has come. If its call is next, that mark lasts for longer."""
-        return encoding.position_in(self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))[0])
+        asked = encoding.look_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
+        return encoding.position_in(self.request(encoding.ACQUIRE, claim.key, asked)[0])
+
+    def take_turn(self, claim: Claim) -> Position | Verdict:
+        """Take a turn for a message whose worker listens for it; or learn in a `Position` that a place is free."""
+        reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
+        return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim, and return the answers in order.

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Marked
+from celery_singleton_lock.leases.line import InLine, Line
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Marked, Position
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
+    ENDED,
     KEY,
     SHORT,
     WOKEN,
@@ -413,6 +415,65 @@ class Turns(Contract):
 
         store.acquire(claim("a"))
         assert store.look(stranger).comes
+        assert line_of(store) == []
+
+    def test_a_newcomer_whose_worker_listens_has_a_turn_before_its_run_has_asked(self, store: Store) -> None:
+        store.acquire(claim("a", task_id="holder"))
+        newcomer = message("newcomer")
+        with listening(store, "newcomer") as heard:
+            answer = refused(store.take_turn(newcomer))
+            assert (answer.first.task_id, answer.is_near) == ("holder", True)
+            # It is not on its way: it is there.
+            self.pass_time(ON_ITS_WAY + 1)
+            later = turn_of(store, "later")
+            assert not store.look(later).comes
+            store.release(claim("a"), 1)
+            until(lambda: _called(heard) == {"newcomer"}, "it is called")
+
+            granted(store.acquire(replace(newcomer, rank=answer.rank)))
+        assert line_of(store) == ["later"]
+
+    def test_a_newcomer_that_finds_a_place_free_leaves_nothing_and_comes(self, store: Store) -> None:
+        place = store.take_turn(message("newcomer"))
+
+        assert isinstance(place, Position)
+        assert place.comes
+        self.nothing_is_left(store)
+
+    def test_a_newcomer_goes_behind_those_that_wait_for_a_free_place(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn_of(store, "first")
+        store.release(claim("a"), 1)
+
+        assert refused(store.take_turn(message("newcomer"))).first.task_id == "first"
+        assert line_of(store) == ["first", "newcomer"]
+
+    def test_a_newcomer_finds_the_turn_that_its_message_has_already(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first = turn_of(store, "first")
+
+        assert refused(store.take_turn(message("first"))).rank == first.rank
+        assert line_of(store) == ["first"]
+
+    def test_a_turn_that_is_taken_for_a_message_which_has_gone_meanwhile_ends(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        heard = list[Conflict]()
+        line = Line(lambda _: None, lambda _, conflict: bool(heard.append(conflict)), lambda _: False)
+        one = InLine(store, message("gone"), is_new=True)
+
+        line.add(one)
+        until(lambda: heard, "it has a turn")
+        until(lambda: line_of(store) == [], "it has none")
+        line.remove(one)
+
+    def test_a_newcomer_that_is_a_copy_hears_of_the_run_of_its_message(self, store: Store) -> None:
+        original = message("twice")
+        granted(store.acquire(original))
+        copy = replace(original, token="of the copy", may_be_copy=True)
+        assert refused(store.take_turn(copy)).is_own
+        store.release(original, 1, ENDED)
+
+        assert isinstance(store.take_turn(copy), Done)
         assert line_of(store) == []
 
     def test_a_holder_that_has_died_is_found_by_the_first_that_looks(self, store: Store) -> None:

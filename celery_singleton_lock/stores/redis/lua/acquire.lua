@@ -8,7 +8,8 @@
 -- @argument token     fresh for each execution.
 -- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the message takes nothing, and only asks whether it has to come.
+--                     `looks`: the message takes no place, and only asks whether it has to come. With `turn_for`, it
+--                     has a turn from now on unless it has to come: its worker listens for it.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname  empty if unknown.
 -- @argument named     the task's name if the lock has another one, then '\31' and the label if there is one.
@@ -213,7 +214,7 @@ local function nearness(own_ticket)
   return is_far and 0 or 1
 end
 
-if looks then
+if looks and (free > #before or not words.turn_for) then
   local is_next = its_relation == 'mine' and is_coming(successor)
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if is_next then
@@ -326,7 +327,7 @@ if not words.turn_for then
   return refused(next_one or '', rows)
 end
 local turn = {
-  state = is_here and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
+  state = (is_here or looks) and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
   limit = limit, copies = copies, task_id = task_id, published = this_call.published, is_message = not is_here,
   rank = not is_newcomer and mine.rank or nil,
 }
