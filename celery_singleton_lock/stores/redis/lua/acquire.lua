@@ -55,6 +55,8 @@ end
 -- @include successor
 -- @include queue
 local PATIENCE = 30000000 -- how long a free place is kept for the successor
+local AT_ONE_MOMENT = 20 -- last tickets, searched for the position of a newcomer
+local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
 ttl = tonumber(ttl)
 local words = words_in(words)
@@ -90,9 +92,9 @@ if message then
   end
 end
 if words.message then
-  local ids, twin = read_numbered(key, '', 1, #places, ':i'), nil
+  local twin
   for _, each in ipairs(places) do
-    if each.alive and ids[each.place] == task_id and each.token ~= token then
+    if each.alive and each.token ~= token and call('HGET', key, each.place .. ':i') == task_id then
       local is_later = attempt > grant_of(key, each.place).attempt
       if is_on_hold(each.token) then
         each.alive, place = not is_later, is_later and each.place or place
@@ -203,20 +205,20 @@ if line and free > #before and behind >= from then
 end
 
 -- Its turn after the walks, which may have changed it.
-local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
+local own = ticket and turn_in(call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
 -- 1 if the caller's turn is among the next few, so that the caller asks again every few seconds. 1 also if the first turn
 -- was woken, because its message may not come.
 local function nearness(own_ticket)
-  local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
+  local in_front = line and turn_in(call('HGET', key, 'q' .. line.front))
   local is_far = own_ticket and in_front and in_front.state ~= WOKEN and own_ticket - line.front >= NEXT_FEW
   return is_far and 0 or 1
 end
 
 if looks and (free > #before or not words.turn_for) then
   local is_next = its_relation == 'mine' and is_coming(successor)
-  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if is_next then
     successor.deadline = now + PATIENCE
     set_successor(key, successor)
@@ -243,19 +245,19 @@ if free > #before then
   local dead_token = places[place] and places[place].token
   local died
   if dead_token then
-    died = not is_on_hold(dead_token) and redis.call('HMGET', key, place .. ':i', place .. ':h', place .. ':n') or nil
+    died = not is_on_hold(dead_token) and call('HMGET', key, place .. ':i', place .. ':h', place .. ':n') or nil
     empty_place(key, place, dead_token)
   end
-  redis.call(
+  call(
     'HSET', key, place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
     place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. grant,
     place .. ':i', task_id, place .. ':h', hostname
   )
   if named then
-    redis.call('HSET', key, place .. ':n', named)
+    call('HSET', key, place .. ':n', named)
   end
   if place > #places then
-    redis.call('HSET', key, 'places', place)
+    call('HSET', key, 'places', place)
   end
   -- Marks of the caller end with its grant. Older calls that it has superseded may still come, so they are remembered.
   local older_until = policy and is_queued and queued.supersedes or 0
@@ -266,17 +268,17 @@ if free > #before then
     if heir.supersedes > now then
       set_successor(key, heir)
     else
-      redis.call('HDEL', key, 'next')
+      call('HDEL', key, 'next')
     end
     -- The caller may have got another place than the one it wanted freed. Then the holder of that one need not stop.
     let_holders_stay(key, places)
   end
   if is_queued then
-    redis.call('HDEL', key, 'queued')
+    call('HDEL', key, 'queued')
   end
   if ticket then
     if copies == '1' then
-      redis.call('HSET', key, place .. ':c', 1)
+      call('HSET', key, place .. ':c', 1)
     end
     leave_line(key, ticket, own_turn)
     begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
@@ -308,7 +310,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   local remembers = its_relation == 'older_yields' or its_relation == 'predecessor'
   this_call.deadline = now + PATIENCE
   this_call.supersedes = remembers and now + words.supersedes_for * 1000 or its_relation == 'mine' and successor.supersedes or 0
-  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if its_relation ~= 'mine' then
     -- The former successor ends in favour of this call.
     wake_successor(key, successor)
@@ -329,9 +331,75 @@ end
 local turn = {
   state = (is_here or looks) and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
   limit = limit, copies = copies, task_id = task_id, published = this_call.published, is_message = not is_here,
-  rank = not is_newcomer and mine.rank or nil,
+  rank = own and own.rank or not is_newcomer and mine.rank or nil,
 }
-redis.call('HDEL', key, '')
-local rank
-line, ticket, rank = keep_turn(key, line, turn, ticket, own)
-return refused(next_one or '', rows, rank, rank and nearness(ticket), math.max(0, soonest - now))
+
+-- Whether a turn goes before another. A newcomer, which has no rank yet, goes before turns that were published later, and
+-- refused in the same moment.
+local function passes(turn, other)
+  if turn.rank then
+    return goes_before(turn, other)
+  end
+  return turn.published < other.published and other.rank > now - ON_ITS_WAY
+end
+
+-- Put a turn where its rank belongs, and return its ticket. Only the ends of the line are searched: new turns are among
+-- the last, and turns that come back among the first. The others move towards that end, up to the next void ticket.
+local function insert_turn(turn)
+  local is_newcomer, step, turns, rank, ticket = not turn.rank, 1, {}, now, line.last + 1
+  local start = math.max(line.first, ticket - (is_newcomer and AT_ONE_MOMENT or LONGEST_WALK))
+  while ticket > start do
+    local other = turn_at(key, ticket - 1)
+    if other and not passes(turn, other) then
+      break
+    end
+    ticket = ticket - 1
+    turns[ticket] = other
+    rank = other and math.min(rank, other.rank) or rank
+  end
+  if ticket == start and not is_newcomer then
+    step, turns, ticket = -1, {}, line.first - 1
+    for each = line.first, math.min(line.last, line.first + LONGEST_WALK - 1) do
+      local other = turn_at(key, each)
+      if other and passes(turn, other) then
+        break
+      end
+      ticket = each
+      turns[ticket] = other
+    end
+  end
+  -- A newcomer takes the rank of the turns that it goes before.
+  turn.rank = turn.rank or rank
+  local void = ticket
+  while turns[void] do
+    void = void + step
+  end
+  for each = void, ticket + step, -step do
+    write_turn(key, each, turns[each - step])
+  end
+  write_turn(key, ticket, turn)
+  -- The turn at the front may have moved one ticket before it.
+  local front = math.min(ticket, step < 0 and void < line.front and line.front - 1 or line.front)
+  line.first, line.last, line.front = math.min(line.first, void), math.max(line.last, void), front
+  return ticket
+end
+
+line = line or {first = FIRST_TICKET, last = FIRST_TICKET - 1, front = FIRST_TICKET}
+local is_full = not own and line.last - line.first >= MOST_TURNS
+if is_full and line.first < line.front then
+  line.first = tidied(key, line)
+  is_full = line.last - line.first >= MOST_TURNS
+end
+if is_full then
+  return refused(next_one or '', rows)
+end
+call('HDEL', key, '')
+if own then
+  write_turn(key, ticket, turn)
+  line.front = math.min(line.front, ticket)
+else
+  ticket = insert_turn(turn)
+end
+set_range(key, line)
+expire_after(key, turn.deadline - now)
+return refused(next_one or '', rows, turn.rank, nearness(ticket), math.max(0, soonest - now))

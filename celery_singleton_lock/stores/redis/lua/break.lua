@@ -23,7 +23,7 @@ for i = 3, #ARGV do
 end
 
 -- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
-redis.call('HDEL', key, '')
+call('HDEL', key, '')
 for _, each in ipairs(lock.places) do
   if each.alive and meant[each.token] then
     holders[#holders + 1] = each
@@ -38,7 +38,7 @@ for _, each in ipairs(holders) do
     empty_place(key, each.place, each.token)
   else
     ask_to_stop(key, each)
-    redis.call('HSET', key, 'broken:' .. each.token, by)
+    call('HSET', key, 'broken:' .. each.token, by)
   end
 end
 if words.marks then
@@ -46,7 +46,7 @@ if words.marks then
   for _, word in ipairs({'queued', 'next', 'cooldown'}) do
     dropped[#dropped + 1] = in_force[word] and word or nil
   end
-  redis.call('HDEL', key, 'queued', 'next', 'cooldown')
+  call('HDEL', key, 'queued', 'next', 'cooldown')
 end
 delete_if_idle(key)
 return {now, dropped, rows}

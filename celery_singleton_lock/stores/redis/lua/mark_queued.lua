@@ -35,13 +35,13 @@ end
 
 local words = words_in(words)
 local limit = tonumber(words.limit)
-local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown')
+local known = call('HMGET', key, 'places', 'queued', 'cooldown')
 local queued, cooling = mark_of(known[2]), mark_of(known[3], 'cooldown')
 local is_repeated = not is_marked and queued and queued.task_id == task_id
 
 local function refuse(holders)
   if is_marked then
-    redis.call('HDEL', key, 'queued')
+    call('HDEL', key, 'queued')
   end
   return refused('', holders)
 end
@@ -60,12 +60,10 @@ if queued and queued.task_id ~= task_id then
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
-  local highest = tonumber(known[1] or 1)
-  places = read_places(key, highest)
+  places = read_places(key, tonumber(known[1] or 1))
   -- A run whose call has ended keeps out no other call: nobody would store a result for the other.
-  for place, grant in ipairs(read_numbered(key, '', 1, highest, ':')) do
-    local each = places[place]
-    each.alive = each.alive and (is_on_hold(each.token) or not has_ended(grant))
+  for place, each in ipairs(places) do
+    each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)
   end
 end

@@ -14,7 +14,8 @@
 
 -- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
-if call('HLEN', key) == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
+local size = call('HLEN', key)
+if size == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
   return call('DEL', key)
 end
 
@@ -26,24 +27,26 @@ end
 -- @include queue
 local words = words_in(words)
 local lock = read_lock(key, token)
-local lost, marked, stopped_short = redis.call('EXISTS', key) == 1 and 'taken' or 'expired', 0, false
+local min_hold = (words.min_hold or 0) * 1000
 
+-- Whether the place stays taken for the rest of its least time.
 local function leave_place(place)
   -- The grant lies in the future if this server's clock was set back: count from now, or the place stays taken longer.
-  local free_at = math.min(grant_of(key, place).since, now) + (words.min_hold or 0) * 1000
+  local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
   if free_at <= now then
     empty_place(key, place, token)
     return false
   end
   -- No caller has the new token, so none renews or releases the place.
-  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
-  redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
+  call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
+  call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
   expire_after(key, free_at - now)
   return true
 end
 
+local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
 -- First, because a server out of memory refuses HSET as the first write of a script, and allows HDEL.
-if redis.call('HDEL', key, 'w' .. token) == 1 then
+if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''
 end
@@ -52,7 +55,7 @@ local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for _, each in ipairs(lock.places) do
   local is_mine = each.token == token and (not words.place or tonumber(words.place) == each.place)
   if is_mine then
-    copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
+    copy_has_come = marker and call('HEXISTS', key, each.place .. ':c') == 1
     is_kept = leave_place(each.place)
     lost = ''
   end
@@ -62,9 +65,9 @@ for _, each in ipairs(lock.places) do
   end
 end
 if #lock.places > 1 and highest_left == 1 then
-  redis.call('HDEL', key, 'places')
+  call('HDEL', key, 'places')
 elseif highest_left < #lock.places then
-  redis.call('HSET', key, 'places', highest_left)
+  call('HSET', key, 'places', highest_left)
 end
 
 -- If the place was lost, its note of a copy was lost too, so leave the marker in any case.

@@ -19,7 +19,7 @@ local key = KEYS[1]
 local lock = read_lock(key, '')
 local foreign = ''
 if lock.is_empty then
-  for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE) or {}) do
+  for _, field in ipairs(call('HRANDFIELD', key, SAMPLE) or {}) do
     foreign = string.sub(field, 1, 5) == 'done:' and foreign or 'it has nothing of a lock'
   end
 end
@@ -32,8 +32,8 @@ end
 
 local function add_turns(from, last)
   local stop = math.min(last, from + MOST_SHOWN - 1)
-  for _, value in ipairs(read_numbered(key, 'q', from, stop, '')) do
-    local turn = turn_in(value)
+  for ticket = from, stop do
+    local turn = turn_in(call('HGET', key, 'q' .. ticket))
     if turn and turn.deadline > now then
       turn.is_unheard = turn.state == UNHEARD
       turns[#turns + 1] = turn
@@ -50,7 +50,7 @@ if line then
 end
 for _, each in ipairs(lock.places) do
   if each.alive and each.asked_to_stop then
-    asked[#asked + 1] = {each.token, redis.call('HGET', key, 'broken:' .. each.token) or ''}
+    asked[#asked + 1] = {each.token, call('HGET', key, 'broken:' .. each.token) or ''}
   end
 end
 local rows = described(key, lock.places, math.huge)

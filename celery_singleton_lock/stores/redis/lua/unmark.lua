@@ -33,7 +33,7 @@ if policy then
   local older_until = queued and (is_queued and queued.supersedes or queued.deadline) or 0
   if older_until > 0 then
     this_call.deadline, this_call.supersedes = 0, older_until
-    redis.call('HDEL', key, 'queued')
+    call('HDEL', key, 'queued')
     set_successor(key, this_call)
   end
 elseif words.heeds and queued and not is_queued then
@@ -43,13 +43,13 @@ if is_next and not policy then
   if successor.policy == 'replace' then
     let_holders_stay(key, lock.places)
   end
-  redis.call('HDEL', key, 'next')
+  call('HDEL', key, 'next')
 end
 if is_queued then
-  redis.call('HDEL', key, 'queued')
+  call('HDEL', key, 'queued')
 end
 if words.ends_cooldown and lock.cooldown and lock.cooldown.task_id == task_id then
-  redis.call('HDEL', key, 'cooldown')
+  call('HDEL', key, 'cooldown')
 end
 if words.call_ended then
   note_end(key, lock.places, task_id)

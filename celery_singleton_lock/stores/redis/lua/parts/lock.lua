@@ -1,16 +1,13 @@
 -- The places of a lock, the holders that have them, and the answer to a caller who gets none.
-local integer, words_in, expire_after, read_numbered, refused
-local read_places, grant_in, grant_of, set_deadline, places_of, is_on_hold, ask_to_stop, let_holders_stay, empty_place
-local described, described_calls, has_ended, note_end
 local A_FEW = 8 -- holders, or calls that go before, in an answer
 
 -- A number or a moment as fields and answers have it.
-function integer(number)
+local function integer(number)
   return string.format('%.0f', number)
 end
 
 -- The words of an argument by their names: `name=value`, or a name alone, with an empty value.
-function words_in(text)
+local function words_in(text)
   local words = {}
   for name, value in string.gmatch(text or '', '([%l_]+)=?(%S*)') do
     words[name] = value
@@ -19,10 +16,10 @@ function words_in(text)
 end
 
 -- Never shorten the expiry.
-function expire_after(key, microseconds)
+local function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
-  if redis.call('PEXPIRE', key, milliseconds, 'NX') == 0 then
-    redis.call('PEXPIRE', key, milliseconds, 'GT')
+  if call('PEXPIRE', key, milliseconds, 'GT') == 0 then
+    call('PEXPIRE', key, milliseconds, 'NX')
   end
 end
 
@@ -42,28 +39,7 @@ end
 --   `fence`             the greatest fence that was given.
 local FACTS = {':', ':i', ':h', ':n', ':c'}
 
-local AT_ONCE = 1000 -- fields that one command reads, because Lua's stack is limited
-
-local function read_fields(key, names)
-  local values = {}
-  for start = 1, #names, AT_ONCE do
-    for _, value in ipairs(redis.call('HMGET', key, unpack(names, start, math.min(#names, start + AT_ONCE - 1)))) do
-      values[#values + 1] = value
-    end
-  end
-  return values
-end
-
--- The fields whose names are `before`, a number from `first` to `last`, and `behind`.
-function read_numbered(key, before, first, last, behind)
-  local names = {}
-  for number = first, last do
-    names[#names + 1] = before .. number .. behind
-  end
-  return read_fields(key, names)
-end
-
-function grant_in(value)
+local function grant_in(value)
   local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) ?(%S*) ?(%d*) ?%S* ?(%d*) ?(%d*)')
   local granted_at = tonumber(since) or 0
   return {
@@ -72,84 +48,82 @@ function grant_in(value)
   }
 end
 
-function grant_of(key, place)
-  return grant_in(redis.call('HGET', key, place .. ':'))
+local function grant_of(key, place)
+  return grant_in(call('HGET', key, place .. ':'))
 end
 
 -- Whether the call of a grant has ended, although its run may still hold the place.
-function has_ended(grant)
+local function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
 
-function note_end(key, places, task_id)
-  redis.call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
-  for place, id in ipairs(read_numbered(key, '', 1, #places, ':i')) do
-    local grant = id == task_id and redis.call('HGET', key, place .. ':')
+local function note_end(key, places, task_id)
+  call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
+  for place in ipairs(places) do
+    local grant = call('HGET', key, place .. ':i') == task_id and call('HGET', key, place .. ':')
     if grant and not has_ended(grant) then
-      redis.call('HSET', key, place .. ':', grant .. ' ended')
+      call('HSET', key, place .. ':', grant .. ' ended')
     end
   end
 end
 
 -- A holder that was asked to stop stays so.
-function set_deadline(key, each, deadline)
-  redis.call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
+local function set_deadline(key, each, deadline)
+  call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
 
-function is_on_hold(token)
+local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
 -- The number of places that a token takes.
 local ALL = 1000000 -- more than any limit
-function places_of(token)
+local function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
 -- All places in order, as {place, token, deadline, alive, asked_to_stop}. The token of an empty place is nil. A holder is
 -- alive until its deadline, even if it was asked to stop.
-function read_places(key, highest)
-  local tokens = read_numbered(key, '', 1, highest, '')
-  local names, places = {}, {}
+local function read_places(key, highest)
+  local places = {}
   for place = 1, highest do
-    names[place] = tokens[place] or ''
-  end
-  for place, deadline in ipairs(read_fields(key, names)) do
-    local token, asked_to_stop = tokens[place] or nil, false
+    local token = call('HGET', key, place) or nil
+    local deadline, asked_to_stop = token and call('HGET', key, token), false
     if token and not deadline then
-      deadline, asked_to_stop = redis.call('HGET', key, '!' .. token), true
+      deadline, asked_to_stop = call('HGET', key, '!' .. token), true
     end
     deadline = tonumber(deadline or 0)
-    local alive = token and deadline > now
-    places[place] = {place = place, token = token, deadline = deadline, alive = alive, asked_to_stop = asked_to_stop}
+    places[place] = {
+      place = place, token = token, deadline = deadline, alive = token and deadline > now, asked_to_stop = asked_to_stop,
+    }
   end
   return places
 end
 
-function ask_to_stop(key, each)
+local function ask_to_stop(key, each)
   if not each.asked_to_stop then
     each.asked_to_stop = true
     set_deadline(key, each, each.deadline)
-    redis.call('HDEL', key, each.token)
+    call('HDEL', key, each.token)
   end
 end
 
 -- Take back a successor's request to stop, which the holders may not have heard yet. A person's request stays.
-function let_holders_stay(key, places)
+local function let_holders_stay(key, places)
   for _, each in ipairs(places) do
-    if each.alive and each.asked_to_stop and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
-      redis.call('HDEL', key, '!' .. each.token)
-      redis.call('HSET', key, each.token, integer(each.deadline))
+    if each.alive and each.asked_to_stop and call('HEXISTS', key, 'broken:' .. each.token) == 0 then
+      call('HDEL', key, '!' .. each.token)
+      call('HSET', key, each.token, integer(each.deadline))
     end
   end
 end
 
-function empty_place(key, place, token)
+local function empty_place(key, place, token)
   local names = {place, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token}
   for _, suffix in ipairs(FACTS) do
     names[#names + 1] = place .. suffix
   end
-  redis.call('HDEL', key, unpack(names))
+  call('HDEL', key, unpack(names))
 end
 
 -- Holders are told as seven values each: place, token, deadline, grant, task id, hostname, task name and label.
@@ -160,7 +134,7 @@ local function add_values(holders, values)
 end
 
 -- At most `most` of the holders; the one whose lease ends first is always told.
-function described(key, places, most)
+local function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
     if each.alive then
@@ -172,7 +146,7 @@ function described(key, places, most)
   end
   for i = 1, math.min(#alive, most) do
     local place = alive[i].place
-    local facts = redis.call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
+    local facts = call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
     add_values(holders, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
   end
   return holders
@@ -181,7 +155,7 @@ end
 -- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a hostname
 -- they have the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how
 -- many milliseconds before the end of a mark the call is due; 1 if a turn is unheard; the moment of a turn's rank.
-function described_calls(calls, most)
+local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do
     local each = calls[i]
@@ -198,6 +172,6 @@ end
 
 -- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. If
 -- the caller has a turn, `rank` is the moment of its rank; `near` and `free_in` are those of `looked` in acquire.lua.
-function refused(successor, holders, rank, near, free_in)
+local function refused(successor, holders, rank, near, free_in)
   return {'held', now, successor, holders, rank, near, free_in}
 end

@@ -8,11 +8,10 @@
 --   how many milliseconds before the end of the mark the call is due
 --   the moment until which superseded calls may come
 --   the publication of the first superseded call
-local mark_of, set_mark, read_marker, write_marker
 local RESULT_GRACE = 5000000 -- time to store a result; a process that has not done so by then is taken for dead
 local SAMPLE = 10 -- random fields to search
 
-function mark_of(value, word)
+local function mark_of(value, word)
   local deadline, task_id = string.match(value or '', '^(%d+) ([^\31]*)')
   deadline = tonumber(deadline or 0)
   if deadline > now then
@@ -26,8 +25,8 @@ function mark_of(value, word)
   end
 end
 
-function set_mark(key, name, milliseconds, task_id)
-  redis.call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. task_id)
+local function set_mark(key, name, milliseconds, task_id)
+  call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. task_id)
   expire_after(key, milliseconds * 1000)
 end
 
@@ -36,8 +35,8 @@ end
 --   `retried`  another attempt follows.
 --   `ended`    the result is about to be stored.
 --   `stored`   the result is there.
-function read_marker(key, marker)
-  local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
+local function read_marker(key, marker)
+  local deadline, attempt, outcome, at = string.match(call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
     return tonumber(attempt), outcome, tonumber(at)
   end
@@ -46,16 +45,16 @@ end
 
 -- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
 -- search a few random fields for markers that are over. About a tenth of the markers in a hash is then over.
-function write_marker(key, marker, attempt, outcome, milliseconds)
+local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then
     local facts = attempt .. ' ' .. outcome .. ' ' .. integer(now)
-    redis.call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
+    call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
     expire_after(key, milliseconds * 1000)
   end
-  for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE)) do
+  for _, field in ipairs(call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then
-      redis.call('HDEL', key, field)
+      call('HDEL', key, field)
     end
   end
 end

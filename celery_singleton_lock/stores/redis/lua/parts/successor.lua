@@ -2,10 +2,8 @@
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
 -- Until the first moment the successor is coming: its message is in the broker, and the next free place is kept for it. That
 -- moment is 0 once its run has begun. Until the second moment, older calls that were once the newest end in its favour.
-local successor_in, set_successor, is_coming, wake_successor, relation, newer_call, newer_run, ask_oldest_to_stop
-local delete_if_idle
 
-function successor_in(value)
+local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
   if deadline then
@@ -16,18 +14,18 @@ function successor_in(value)
   end
 end
 
-function set_successor(key, each)
+local function set_successor(key, each)
   local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
-  redis.call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
+  call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
   expire_after(key, math.max(each.deadline, each.supersedes) - now)
 end
 
-function is_coming(successor)
+local function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
 -- Wake the worker that has the successor's message and listens for it.
-function wake_successor(key, successor)
+local function wake_successor(key, successor)
   if is_coming(successor) then
     redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
   end
@@ -52,18 +50,18 @@ end
 --                   otherwise a late one would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
 --   `none`          no call depends on the successor.
-function relation(call, successor)
+local function relation(caller, successor)
   if not successor then
     return 'none'
-  elseif successor.task_id == call.task_id then
+  elseif successor.task_id == caller.task_id then
     return 'mine'
   end
-  local is_later = successor.published >= call.published
-  local is_of_one_kind = successor.policy == call.policy
-    and (call.policy == 'replace' or successor.task_name == call.task_name)
+  local is_later = successor.published >= caller.published
+  local is_of_one_kind = successor.policy == caller.policy
+    and (caller.policy == 'replace' or successor.task_name == caller.task_name)
   local comes, has_begun = is_coming(successor), successor.deadline == 0
   local is_remembered = has_begun and successor.supersedes > now
-  if is_later and (is_of_one_kind or call.policy == 'replace') and (comes or is_remembered and call.newest) then
+  if is_later and (is_of_one_kind or caller.policy == 'replace') and (comes or is_remembered and caller.newest) then
     return 'newer_wins'
   elseif not is_of_one_kind then
     return comes and 'stranger' or 'none'
@@ -74,29 +72,29 @@ function relation(call, successor)
 end
 
 -- The newer call in whose favour a call ends: it is queued, comes next, or has begun.
-function newer_call(call, queued, successor)
-  if call.policy and queued and queued.task_id ~= call.task_id and queued.published > call.published then
+local function newer_call(caller, queued, successor)
+  if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
   end
-  return relation(call, successor) == 'newer_wins' and successor or nil
+  return relation(caller, successor) == 'newer_wins' and successor or nil
 end
 
 -- The task id of a run that was published after a call that would be successor. A `Lock` has no task id: no call yields to it.
-function newer_run(key, places, call)
+local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
-      local facts = redis.call('HMGET', key, each.place .. ':', each.place .. ':i', each.place .. ':n')
+      local facts = call('HMGET', key, each.place .. ':', each.place .. ':i', each.place .. ':n')
       local grant = grant_in(facts[1])
       local published = grant.published > 0 and grant.published or grant.since
-      local is_meant = call.policy == 'replace' or string.match(facts[3] or '', '^[^\31]*') == call.task_name
-      if facts[2] and facts[2] ~= '' and is_meant and published > call.published then
+      local is_meant = caller.policy == 'replace' or string.match(facts[3] or '', '^[^\31]*') == caller.task_name
+      if facts[2] and facts[2] ~= '' and is_meant and published > caller.published then
         return facts[2]
       end
     end
   end
 end
 
-function ask_oldest_to_stop(key, places, successor_id)
+local function ask_oldest_to_stop(key, places, successor_id)
   local oldest, since
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -108,13 +106,13 @@ function ask_oldest_to_stop(key, places, successor_id)
   end
   if oldest then
     ask_to_stop(key, oldest)
-    redis.call('HSET', key, 'replaced:' .. oldest.token, successor_id)
+    call('HSET', key, 'replaced:' .. oldest.token, successor_id)
   end
 end
 
 -- Delete a lock at once if nothing in it counts any more.
-function delete_if_idle(key)
-  local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
+local function delete_if_idle(key)
+  local known = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
     return
   end
@@ -125,7 +123,7 @@ function delete_if_idle(key)
   if successor and math.max(successor.deadline, successor.supersedes) <= now then
     silent = silent + 1
   end
-  if redis.call('HLEN', key) == silent then
-    redis.call('DEL', key)
+  if call('HLEN', key) == silent then
+    call('DEL', key)
   end
 end
