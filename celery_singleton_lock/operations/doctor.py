@@ -151,7 +151,9 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
         for name, cache in sorted(caches.items()):
             location = cache.get("LOCATION")
             first = location if isinstance(location, str) else next(iter(location or ()), None)
-            with suppress(ConfigurationError, StoreError), closing(store_from_url(str(first))) as store:
+            given = cache.get("OPTIONS") or {}
+            options = {name: given[name] for name in ("db", "username", "password") if name in given}
+            with suppress(ConfigurationError, StoreError), closing(store_from_url(str(first), options)) as store:
                 found += [name] if ours & Inventory(store).databases(timeout) else []
     return [f"{_CACHES}: {a_few(found)}"] if found else []
 

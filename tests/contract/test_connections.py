@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.stores.records import RELEASED, Renewal
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.contract.asking import Waiter
 from tests.contract.test_bounds import KEY, MINE, SLACK
@@ -18,11 +20,30 @@ from tests.servers import Server, certificate, free_port, running
 from tests.topologies.leases import final_result
 from tests.waiting import Watch, lasted, until
 
+PROMPTLY = 30.0
+
 
 @pytest.fixture
 def proxy(valkey: Server) -> Iterator[Proxy]:
     with Proxy(valkey.port) as proxy:
         yield proxy
+
+
+# Databases.
+
+
+def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
+    server = valkey.url.removesuffix("/0")
+    named = [("/3", {}), ("?db=3", {}), ("", {"db": 3}), ("", {}), ("/0", {}), ("/", {})]
+
+    seen = []
+    for rest, options in named:
+        with closing(Store(f"{server}{rest}", options)) as store:
+            seen.append(Inventory(store).databases(PROMPTLY))
+
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[3] == seen[4] == seen[5]
+    assert not seen[0] & seen[3]
 
 
 # Distance.

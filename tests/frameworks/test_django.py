@@ -354,19 +354,23 @@ def test_what_a_pool_or_a_server_refuses_is_said_by_the_check(env: dict[str, str
 def test_a_cache_in_the_database_of_the_locks_is_noted_by_the_doctor(env: dict[str, str]) -> None:
     server = env["SHOP_REDIS"].removesuffix("/0").replace("127.0.0.1", "localhost")
 
-    def noted(**caches: str) -> list[str]:
-        made = {
-            name: {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": location}
-            for name, location in caches.items()
-        }
+    def noted(**caches: dict[str, Any]) -> list[str]:
+        backend = {"BACKEND": "django.core.cache.backends.redis.RedisCache"}
+        made = {name: backend | cache for name, cache in caches.items()}
         command = [sys.executable, "-m", "celery", "-A", SHOP, "singleton", "doctor", "--json", "--timeout", "10"]
         shop = {**os.environ, **env, "SHOP_SETTINGS": json.dumps({"CACHES": made, "CELERY_BROKER_URL": "nowhere://"})}
         done = subprocess.run(command, env=shop, capture_output=True, text=True, timeout=120)
         return [check["detail"] for check in json.loads(done.stdout)["checks"] if "FLUSHDB" in check["detail"]]
 
-    far = f"redis://127.0.0.1:{free_port()}/0"
-    (said,) = noted(default=f"{server}/7", far=far, pages=f"{server}/0")
-    assert said.endswith(": pages")
+    (said,) = noted(
+        default={"LOCATION": f"{server}/7"},
+        far={"LOCATION": f"redis://127.0.0.1:{free_port()}/0"},
+        other={"LOCATION": server, "OPTIONS": {"db": "7"}},
+        pages={"LOCATION": f"{server}/0"},
+        pages_2={"LOCATION": [server], "OPTIONS": {"db": "0"}},
+        sessions={"LOCATION": f"{server}?db=0"},
+    )
+    assert said.endswith(": pages, pages_2, sessions")
 
 
 def visit_with_a_coroutine() -> Any:

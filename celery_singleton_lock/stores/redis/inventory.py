@@ -98,9 +98,10 @@ class Inventory:
             said[server.address] = dict(line.split(":", 1) for line in lines if ":" in line)
         return said
 
-    def databases(self, bound: float) -> set[tuple[str, str]]:
+    def databases(self, bound: float) -> set[tuple[str, int]]:
         """The run id of each server, with the number of the database."""
-        number = self._store.address.rpartition("/")[2]
+        # The address does not tell: an option, or the query of the URL, may name the database.
+        number = int(self._servers.pool.connection_kwargs.get("db") or 0)
         return {(report["run_id"], number) for report in self.about_servers(bound).values()}
 
     def break_lock(
