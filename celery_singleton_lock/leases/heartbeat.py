@@ -6,17 +6,20 @@ from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
-from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Renewal, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.leases.interrupt import DeadMan
 
 _RENEWALS_PER_TTL = 3
 _BEATS_PER_RENEWAL = 4
@@ -53,7 +56,7 @@ class Renewable:
     ttl: float
     task_id: str | None
     pid: int
-    deadman: DeadMan | None
+    deadman: "DeadMan | None"
     # On `clock()`, counted from when the last answered request was sent. An allowance for the drift of clocks is taken
     # off, so it is never later than the store's own deadline.
     deadline: float = 0.0

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 from celery_singleton_lock import signals
@@ -38,13 +38,15 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.heartbeat import Renewable, heartbeat, tell_late
-from celery_singleton_lock.leases.interrupt import DeadMan
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Verdict
 from celery_singleton_lock.stores.redis.store import Store
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.leases.interrupt import DeadMan
 
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
@@ -105,7 +107,7 @@ class Holding(Renewable):
         store: Store,
         claim: Claim,
         on_lost: Callable[["Holding", LostReason], None] | None = None,
-        deadman: DeadMan | None = None,
+        deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
         # Set on the instance: these are read most, and reading a class default is four times slower.

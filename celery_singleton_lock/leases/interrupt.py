@@ -36,7 +36,7 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current, running_loop
 from celery_singleton_lock.log import log
@@ -44,7 +44,7 @@ from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
 from celery_singleton_lock.stores.threads import current as current_greenlet
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.errors import LockLost
+    from celery_singleton_lock.errors import LostReason
     from celery_singleton_lock.leases.holding import Holding
 
 Loop = asyncio.AbstractEventLoop
@@ -79,7 +79,7 @@ class Interrupt:
     _greenlet: Any = None
     _hub: Any = None
     _outer_loop: Loop | None = None
-    _error: "LockLost | None" = None
+    _error: LockLost | None = None
     _lease: "Holding"
     _guard: threading.Lock
     _cancelled_in: set[Loop]
@@ -106,7 +106,13 @@ class Interrupt:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
 
-    def send(self, lease: "Holding", error: "LockLost") -> None:
+    def on_lost(self, lease: "Holding", reason: "LostReason") -> None:
+        """End the body, unless its process is about to be killed."""
+        # The timer of a lost lease kills this process. A holder that is asked to stop has time to end in order.
+        if lease.deadman is None or lease.is_kept:
+            self.send(lease, LockLost(lease.key, reason))
+
+    def send(self, lease: "Holding", error: LockLost) -> None:
         """Raise *error* in the body that runs under *lease*, if it is running."""
         if self._thread is None:
             return

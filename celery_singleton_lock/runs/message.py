@@ -95,12 +95,12 @@ class Notes:
         """
         # Most notes have only a few fields; the others keep the default of the class.
         notes = cls.__new__(cls)
-        written = (headers or {}).get(HEADER)
-        if written is None:
-            return notes
+        written = headers.get(HEADER) if headers else None
         if type(written) is int:
             if task_id != "":
                 notes.published = written
+            return notes
+        if written is None:
             return notes
         if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
             written = _known_in(written)

@@ -23,7 +23,7 @@ from enum import IntEnum
 from functools import partial
 from traceback import format_exception
 from typing import Any, NamedTuple
-from weakref import proxy, ref
+from weakref import proxy
 
 from billiard import current_process
 from celery import Task, states
@@ -35,10 +35,10 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock.definition.keys import label_of
 from celery_singleton_lock.definition.options import LockOptions, no_process_for
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, LostReason, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.leases.holding import LOST, Holding
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
@@ -133,7 +133,8 @@ class Run:
         # The task id of its call; an item of a map shares its map's.
         self.task_id: str = self.claim.facts.task_id
         deadman = self._deadman() if self.options.kills else None
-        self.lease = Holding(self.store, self.claim, partial(_lost, ref(self)), deadman, task)
+        on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
+        self.lease = Holding(self.store, self.claim, on_lost, deadman, task)
 
     def go_to(self, phase: Phase) -> None:
         """Go forward to another phase; a `RuntimeError` if the present one does not lead there."""
@@ -186,14 +187,6 @@ class Run:
     @property
     def age(self) -> float:
         return clock() - self._made_at
-
-    def on_lost(self, lease: Holding, reason: LostReason) -> None:
-        """End the body, or let it run on, as the task's `lock_on_lost` says."""
-        policy = self.options.on_lost
-        # The timer of a lost lease kills this process. A holder that is asked to stop has time to end in order.
-        is_killed = policy == "kill" and lease.state is LOST
-        if policy != "warn" and not is_killed:
-            self.interrupt.send(lease, LockLost(lease.key, reason))
 
     # Its next attempt.
 
@@ -358,9 +351,3 @@ class Run:
         if not self.notes.published:
             self.notes = self.notes.dated(partial(self.store.time, self.key))
             self.notes.task_id = text_of(self.request.id or "")
-
-
-def _lost(run: "ref[Run]", lease: Holding, reason: LostReason) -> None:
-    # A weak reference: the lease must not keep a run alive to which nothing else refers.
-    if (one := run()) is not None and one.phase is not UNLOCKED:
-        one.on_lost(lease, reason)
