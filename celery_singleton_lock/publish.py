@@ -75,13 +75,13 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
         variable.reset(token)
 
 
-def in_place_of(origin: Origin) -> AbstractContextManager[None]:
-    """Each call of the same key that is published inside gets a note: it replaces this run."""
+def replacing(origin: Origin) -> AbstractContextManager[None]:
+    """Note on each call of the same key that is published inside that it replaces this run."""
     return _inside(_origin, origin)
 
 
 def origin_here() -> Origin | None:
-    """The run that the calling code replaces: by what it publishes, or, in eager mode, by what it runs."""
+    """The run that the calling code replaces by a publication or, in eager mode, by an inner run."""
     origin = _origin.get()
     if origin is None:
         return None
@@ -117,9 +117,9 @@ def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
 def _known_of(
     task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[Notes, str | None]:
-    """The notes that the call has already, and its key if it keeps that; else a key is made of its arguments.
+    """The notes that the call has already, and its key; None if a key has to be made of its arguments.
 
-    A key is kept because the arguments were serialised since, and the code that makes keys may have changed.
+    A call keeps its key, because serialising may have changed its arguments, and a deploy the code that makes keys.
     """
     if run is not None:
         # A later attempt has the notes of its run, whatever its headers are.
@@ -160,10 +160,10 @@ def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any])
 
 
 def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
-    """Publish a call, unless another one with the same key stands for it.
+    """Publish a call, unless another call with the same key stands for it.
 
     Returns:
-        The result of this call, or of the call that stands for it; a finished one if that result cannot be read.
+        The result of this call, or of the call that stands for it; a finished result if that cannot be read.
 
     Raises:
         LockHeld: Another call stands for this one, and `lock_on_conflict` is `raise`.
@@ -264,7 +264,7 @@ def _send_again(task: Task, send: Send, **options: Any) -> Any:
 
 
 def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
-    # The key of the arguments with which it is sent, because a retry may have new ones.
+    # The key is that of the arguments that are sent, because a retry may have new arguments.
     notes.task_id = text_of(task_id)
     notes.key = key
     notes.published = notes.published or _now(task, key)
@@ -292,7 +292,7 @@ def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
     is_waited_for = any(map(options.get, _WAITED_FOR)) or (has_own_id and _is_body_of_chord(options["task_id"]))
     if DUE_HEADER in options["headers"] or not is_waited_for:
         return ""
-    # A retry was there before whatever is queued by now.
+    # A retry is older than whatever is queued by now.
     return "over" if options.get("retries") else "anyway"
 
 
@@ -308,7 +308,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 def _publish_marked(
     task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
 ) -> AsyncResult:
-    """Send the call, or find the one that stands for it; *about* goes into its mark, and not into its message."""
+    """Send the call, or find the call that stands for it; *about* goes into the mark, and not into the message."""
     sent = _mode_of(options, has_own_id=has_own_id)
     mark = partial(_mark, task, key, options, about, sent)
     is_asking = True
@@ -357,13 +357,13 @@ def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Hold
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
-    """The same result, whose `revoke` ends the mark: the next call may be published before a worker hears of it."""
+    """Let `revoke` of the *result* end the mark, so that the next call can be published before a worker hears of it."""
     if not isinstance(result, AsyncResult) or isinstance(result, EagerResult):
         return result
     task_id = result.id
 
     def revoke(*args: Any, **options: Any) -> None:
-        # By another object of the same id: this function and *result* would keep each other alive.
+        # Use another object of the same id: this function and *result* would keep each other alive.
         task.AsyncResult(task_id).revoke(*args, **options)
         unmark(store_of(task.app), key, text_of(task_id))
 
@@ -372,7 +372,7 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
-    """Let the call end for its caller like one that is sent and skipped."""
+    """Let the call end for its caller like a call that is sent and skipped."""
     state = states.SUCCESS
     value = task.lock_options.skip_result
     if not task.lock_options.skips_with_result:
@@ -383,7 +383,7 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
 
 
 def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any], sent: PublishMode) -> Holder | None:
-    """Mark the call as queued, or find the one that is in its way."""
+    """Mark the call as queued, or return the call that is in its way."""
     wanted = task.lock_options
     task_id = text_of(options["task_id"])
     store = store_of(task.app)
@@ -412,8 +412,8 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
         raise
     except StoreError as error:
         _silences[part] = clock(), StoreError(*error.args)
-        # The store may mark the call all the same, perhaps after its end, and then nothing would remove the mark. A
-        # retry keeps the cool-down that its first publishing has begun.
+        # The request may still arrive, perhaps after the call has ended. Then nothing would remove the mark. A retry
+        # keeps the cool-down that its first publishing has begun.
         is_first = not options.get("retries")
         unmark(store, key, task_id, ends_cooldown=is_first, may_arrive=True, in_background=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
@@ -453,7 +453,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds: until the call can no longer begin; of those, after it is due (0: `lock_queue_ttl`); until it is due."""
+    """Seconds until the call expires, from its due time until then (0: `lock_queue_ttl`), and until it is due."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl

@@ -31,7 +31,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.publish import in_place_of, needs_its_key, options_by_name, origin_here, publish, queue_by
+from celery_singleton_lock.publish import needs_its_key, options_by_name, origin_here, publish, queue_by, replacing
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
@@ -116,8 +116,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # Instead of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
-    # a message could store it over the end of the first one.
+    # Instead of `track_started`: Celery would store STARTED before it asks for the lock, so a second delivery of a
+    # message could store STARTED over the end of the first.
     stores_started: bool = False
 
     lock_mode: Mode | None
@@ -210,7 +210,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name none. Cached: Celery keeps its routes as well, except after `conf.update`."""
+        """The queue of calls that name no queue. Cached, as Celery caches its routes, except after `conf.update`."""
         return queue_by(self, {})
 
     @cached_property
@@ -320,7 +320,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
         run.check_not_replaced()
         origin = Origin(run.key, run.lease.fence, run.notes.first_published)
-        with telling_joiners(run), queued_until_its_workflow_ends(run), in_place_of(origin):
+        with telling_joiners(run), queued_until_its_workflow_ends(run), replacing(origin):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -333,7 +333,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Let nothing be held after this, even if the release in `__call__` has failed."""
+        """Release what is still held if the release in `__call__` has failed."""
         if _just_over.get() == task_id:
             _just_over.set(None)
         else:

@@ -40,7 +40,7 @@ from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds after which a run that a process has begun has asked for its lock.
+# Seconds within which a run in a process has asked for its lock.
 _A_MOMENT = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 50
@@ -48,7 +48,7 @@ _A_FEW = 50
 
 @dataclass(eq=False)
 class Waiting:
-    """A message that waits, and what Celery's timer would call for it at its time."""
+    """A waiting message, and the function that Celery's timer would call for it."""
 
     go: Callable[..., Any]
     args: Any
@@ -56,7 +56,7 @@ class Waiting:
 
     @property
     def is_revoked(self) -> bool:
-        """The call was revoked; Celery itself finds that only at the message's time."""
+        """The call was revoked, which Celery itself notices only when the countdown is over."""
         request = self.args[0]
         if request.id in state.revoked:
             return True
@@ -68,18 +68,18 @@ class Waiting:
 
 
 class WaitingMessages:
-    """The messages that wait in a consumer for their turns; the strategies of its tasks use this as their timer."""
+    """The messages that wait in a consumer for their turns. Task strategies use it as their timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
         self._hub = consumer.hub
         self._call_soon = consumer.call_soon
-        self._line = Line(self._call, self._has_turn, self._is_expected)
+        self._line = Line(self._wake, self._has_turn, self._is_expected)
         self._waiting: dict[InLine, Waiting] = {}
         # By key, the last call that has gone to the pool.
         self._last: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
-        self._called: deque[InLine] = deque()
+        self._woken: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
         self._cancelled = 0
@@ -88,7 +88,7 @@ class WaitingMessages:
         return getattr(self._timer, name)
 
     def start(self) -> None:
-        """Hear of calls from now on: in the event loop if the worker has one."""
+        """Start the messages whose turns are woken from now on: in the event loop if the worker has one."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
         if self._hub is not None:
@@ -100,7 +100,7 @@ class WaitingMessages:
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self) -> None:
-        """Forget all of them, and hear of no calls: the broker delivers them again, here or elsewhere."""
+        """Forget all messages, which the broker delivers again, here or elsewhere."""
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
         self._waiting.clear()
@@ -109,7 +109,7 @@ class WaitingMessages:
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:
-            # It ends the thread that listens there.
+            # This ends the thread that listens there.
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -129,7 +129,7 @@ class WaitingMessages:
         waiting = self._waiting[one] = Waiting(go, args)
         message = one.claim.channel, one.claim.message
         if (other := self._latest.get(message)) is not None:
-            # The broker has delivered the message again while it waits here, and not every broker says so.
+            # The broker has delivered a message again that waits here, and not every broker says so.
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
@@ -147,7 +147,7 @@ class WaitingMessages:
             if isinstance(request := waiting.args[0], RequestInTurn):
                 self._last[one.claim.key] = request
                 request.note_turn(one.claim)
-            # Our copy of the arguments: `_go_early` empties the entry's.
+            # Use our copy of the arguments: `_go_early` empties the entry's.
             waiting.go(*waiting.args)
 
     def requests_of(self, task: Task) -> type[Any]:
@@ -164,9 +164,9 @@ class WaitingMessages:
         return False
 
     def _is_expected(self, one: InLine) -> bool:
-        """The run of the last call that has gone to the pool has yet to ask for the place that looks free."""
+        """The last call that went to the pool has yet to ask for the place that looks free."""
         last = self._last.get(one.claim.key)
-        # Of several places one may be free though that run has its own.
+        # With several places, one may be free beside the place of that run.
         return one.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
     def _has_turn(self, one: InLine, conflict: Conflict) -> bool:
@@ -174,54 +174,54 @@ class WaitingMessages:
             return False
         # The dispatcher of its event belongs to the thread of the consumer.
         waiting.args[0].report(conflict, self._call_soon)
-        # An event loop that sleeps asks RabbitMQ for no message in place of this one.
+        # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
         self._ring()
         return True
 
-    def _call(self, one: InLine) -> None:
+    def _wake(self, one: InLine) -> None:
         """Wake the consumer, from any thread, also from one that must not touch greenlets."""
-        self._called.append(one)
+        self._woken.append(one)
         self._ring()
 
     def _ring(self) -> None:
         for end in self._ends[1:]:
-            # A full socket wakes the reader all the same.
+            # A full socket has woken its reader already.
             with suppress(OSError):
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
-            self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
+            self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
 
-    def _call_revoked(self) -> None:
+    def _wake_revoked(self) -> None:
         self._looks_for_revoked = False
         if self._waiting:
             self._look_for_revoked()
         if state.revoked or state.revoked_stamps:
             for one, waiting in list(self._waiting.items()):
                 if waiting.is_revoked:
-                    self._call(one)
+                    self._wake(one)
 
     def _hear(self) -> None:
         with suppress(OSError):
             while self._ends and self._ends[0].recv(4096):
                 pass
-        self._start_called()
+        self._start_woken()
 
     def _listen(self, hears: socket.socket) -> None:
         with suppress(OSError):
             while hears.recv(4096):
-                self._start_called()
+                self._start_woken()
 
-    def _start_called(self) -> None:
-        while self._called:
-            one = self._called.popleft()
+    def _start_woken(self) -> None:
+        while self._woken:
+            one = self._woken.popleft()
             if (waiting := self._waiting.get(one)) is not None:
                 self._go_early(one, waiting)
 
     def _go_early(self, one: InLine, waiting: Waiting) -> None:
-        """Let the timer call it now, in whichever thread it calls what is due."""
+        """Let the timer start the message now, in the thread in which it starts those that are due."""
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
@@ -240,7 +240,7 @@ class WaitingMessages:
         self._cancelled = 0
         left = [each for each in entries if not each.entry.canceled]
         heapify(left)
-        # In place: the event loop goes on with this very list.
+        # Change this very list, which the event loop goes on using.
         entries[:] = left
 
 
@@ -296,7 +296,7 @@ class RequestInTurn(SingletonRequest):
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 
     def in_line(self) -> InLine | None:
-        """Its position; also if the message stays here before its run has asked."""
+        """Its entry in the line, even before its run has asked."""
         return self._in_line or super().in_line()
 
     @property
@@ -316,7 +316,7 @@ class RequestInTurn(SingletonRequest):
             self._request_dict[HEADER] = {**self._notes().header(), **noted}
 
     def report(self, conflict: Conflict, call_soon: Callable[..., object]) -> None:
-        """Report the conflict as its run would, but send no signal: its receivers are code of the user's."""
+        """Report the conflict as its run would, but send no signal, because receivers are user code."""
         key, holder, outcome = conflict.key, conflict.first, "rescheduled"
         log.tell_of_conflict(logging.INFO, key, text_of(self.id), holder, outcome)
         count(store_of(self.app), key, "conflicts", self.task.name, outcome)

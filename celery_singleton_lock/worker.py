@@ -1,7 +1,7 @@
-"""The main process of a worker: it mints the token of each run, and acts for a pool child that cannot.
+"""The main process of a worker: it makes the token of each run, and acts for a pool child that cannot.
 
 The token travels with the request. So the main process can release the lease of a child that was killed, and renew the
-lease of one whose body lets no other thread run. For a message that ends well it does nothing else.
+lease of a child whose body lets no other thread run. For a message that ends well it does nothing else.
 """
 
 import os
@@ -34,7 +34,7 @@ from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, claim_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import LockState
 
-# A child renews every third of a ttl; one that has not done so for longer needs help.
+# A child renews every third of a ttl. A child that has run for ttl / _LATE without a renewal needs help.
 _LATE = 2.5
 _ROUNDS_PER_TTL = 8
 # Enough to connect to a store that is far away.
@@ -44,10 +44,10 @@ _RENEWAL_BOUND = 2.0
 class SingletonRequest(Request):
     """A request for a `SingletonTask`, in the main process."""
 
-    # Set on the subclass that Celery makes for each task, once the leases of its children are looked after.
+    # Set on the subclass that Celery makes for each task, once its children's leases are renewed from here.
     is_kept_alive = False
     _accepted_at = float("inf")
-    # When the child was first seen dead, and the lock soon after; Celery may hear of the death much later.
+    # When the child was first seen dead, and the state of its lock soon after. Celery may hear of the death much later.
     _dead_at = float("inf")
     _lock_at_death: LockState | None = None
 
@@ -75,7 +75,7 @@ class SingletonRequest(Request):
         """Release the lease of a child that died before it could do so itself."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
+            # The error is wrapped until it has gone through a pipe, and only a prefork pool has a pipe.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._dead_at = min(self._dead_at, clock())
@@ -86,7 +86,7 @@ class SingletonRequest(Request):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """Release at the hard limit, though not yet: the child still runs when this is called."""
+        """At the hard limit, release once the child is dead: it still runs now."""
         if not soft:
             task = self.task
             # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
@@ -96,7 +96,7 @@ class SingletonRequest(Request):
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """A call that is revoked, or has expired, leaves no mark."""
-        # First, because once the end is stored its caller may publish the next call at once.
+        # First, because the caller may publish the next call as soon as the end is stored.
         self._unmark(has_begun=terminated)
         super()._announce_revoked(reason, terminated, signum, expired)
 
@@ -112,7 +112,7 @@ class SingletonRequest(Request):
             store_final_result(self.task, self.id, self._context, kept)
 
     def _notes(self) -> Notes:
-        """The notes on its message; none if they cannot be read, because the child tells of that."""
+        """The notes on its message; none if they cannot be read, which the child reports."""
         with suppress(ConfigurationError):
             return Notes.of(self.request_dict, self.id)
         return Notes()
@@ -124,7 +124,7 @@ class SingletonRequest(Request):
     @property
     def lease(self) -> Holding | None:
         """The child's lease as far as the main process can know it; None if it cannot."""
-        # The message may carry anything. The child finds the same error, and tells of it.
+        # The message may carry anything. The child finds the same error, and reports it.
         with suppress(Exception):
             if self.task.is_lockable() and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
@@ -135,7 +135,7 @@ class SingletonRequest(Request):
 
     @cached_property
     def key(self) -> str | None:
-        """Its lock key; None if only user code can make it, or nobody."""
+        """Its lock key; None if only user code can make it, or if it cannot be made."""
         # The message may carry anything.
         with suppress(Exception):
             known: str | None = self.task.lock_key_in(self._notes())
@@ -143,16 +143,16 @@ class SingletonRequest(Request):
         return None
 
     def expect_copies(self) -> None:
-        """Let its run know that the message was delivered more than once."""
+        """Tell its run that the message was delivered more than once."""
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """Its place in the line; None if its message does not wait for a turn, or if its lock cannot be known."""
+        """Its entry in the line; None if its message waits for no turn, or if the lock cannot be known here."""
         notes = self._notes()
         return self.place_in_line() if notes.rank or notes.waits_as_next else None
 
     def place_in_line(self) -> InLine | None:
-        """The place that its message can have in the line; None if its lock cannot be known."""
+        """The entry that its message can have in the line; None if its lock cannot be known."""
         lease = self.lease
         if lease is None:
             return None
@@ -191,14 +191,14 @@ class SingletonRequest(Request):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
         pending.may_release = lambda: _state_of(pid) in _DEAD
-        # The child may have died while it asked, and its request may arrive later.
+        # The child may have died during its acquire, which may arrive later.
         pending.may_arrive = True
         background.submit(pending)
         if not is_redelivered:
             self._unmark(has_begun=True)
 
     def _tell_of_death(self) -> None:
-        """Say what the child held, before it is released; and that its lease was lost, if its timer has killed it."""
+        """Report what the child held, before its release, and the loss of its lease if its timer has killed it."""
         task = self.task
         lease = self.lease
         if lease is None:
@@ -241,20 +241,20 @@ def active_requests() -> list[SingletonRequest]:
         try:
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
         except RuntimeError:
-            # The main thread has changed the set meanwhile.
+            # The main thread changed the set during the loop.
             continue
 
 
 class ChildLeaseRenewer:
     """Renews the leases of pool children whose heartbeat gets no time to run, because a body holds the GIL in C.
 
-    It looks a few times per ttl, and decides nothing: only a heartbeat finds out that a lease is lost.
+    It looks a few times per ttl. It never declares a lease lost: only a heartbeat does.
     """
 
     _pause = float("inf")
 
     def __init__(self) -> None:
-        # A thread of its own, because in the common one others wait for a store that is silent.
+        # Use another thread than `background`, in which calls wait for a silent store.
         self._thread = Background()
 
     def start(self, ttl: float) -> None:
@@ -268,7 +268,7 @@ class ChildLeaseRenewer:
         # Each part of a store answers, or is silent, for itself.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
-            # A task with wrong settings must not cost the others their renewal. Its child tells of it.
+            # A task with wrong settings must not cost the others their renewal. Its child reports the error.
             with suppress(Exception):
                 if (lease := request.look_after_child()) is not None:
                     late.setdefault(lease.store.part_of(lease.key), []).append(lease)
@@ -276,7 +276,7 @@ class ChildLeaseRenewer:
             # The child reports any error.
             with suppress(Exception):
                 _renew(leases)
-        # A shorter ttl has begun rounds of its own, which replace these.
+        # A shorter ttl has begun faster rounds, which replace these.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
@@ -301,7 +301,7 @@ _STOPPED = ("T", "t")
 
 
 def _state_of(pid: int) -> str:
-    """The letter that the kernel has for its state; empty if there is no such process."""
+    """The kernel's letter for the state of a process; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]

@@ -1,10 +1,10 @@
 """Waiting in line for a lock, and the life of a turn.
 
 A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. The run of a message cannot ask before
-it has begun. So the main process that has the message keeps a `Line`. The line listens, and looks whether the turn of
-the message has come. Then it lets the message go to the pool.
+it begins. So the main process that has the message keeps a `Line`, which listens, looks whether the turn of the message
+has come, and then lets the message go to the pool.
 
-A turn goes through these states. A script writes them, by the clock of the store. The last column says who calls the
+A turn goes through these states. A script writes them, by the clock of the store. The last column says who runs the
 script. The docs draw this table, and the tests play it out:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
@@ -30,7 +30,7 @@ script. The docs draw this table, and the tests play it out:
 
 The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
 the process listens before it asks. So does the turn that a main process takes for a message whose run has not asked
-yet. A turn that the store has lost begins anew, at its old rank.
+yet. A turn that the store has lost begins again, at its old rank.
 
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
@@ -61,10 +61,10 @@ _FREE = "free"
 _A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# When a turn has come by its own look, the next looks after so many seconds: a place may be free for both.
+# Seconds until the next turn looks, after a turn has found a place free by itself: there may be another place.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
-# A poll takes no more than 24 days at once.
+# Seconds. A poll takes no more than 24 days.
 _LONGEST_SLEEP = 3600.0
 # Seconds for which a waiter puts off its request until it listens: otherwise a release may find nobody.
 _LISTENS_WITHIN = 2.0
@@ -75,7 +75,7 @@ class InLine:
     """A message that waits for its turn.
 
     Attributes:
-        store, claim: The lock, and what to ask it for. The claim has a `rank`, or is that of the `newest` call.
+        store, claim: The store, and the claim that the run of the message will make.
         is_new: The run of the message has not asked yet, so the line takes the turn.
     """
 
@@ -135,7 +135,7 @@ class Bell:
     """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept. A signal wakes it, too."""
 
     is_deaf = True
-    """The bell does not listen, or not yet, so nobody can ring it."""
+    """The bell does not listen yet, or not any more, so nobody can ring it."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -204,7 +204,7 @@ class Line:
         ones.append(one)
         if len(ones) == 1:
             one.store.listener.add(one.claim.channel, partial(self._heard, lock, ones))
-            # In case that nothing is heard, for whatever reason.
+            # Look also if nothing is heard.
             self._look_within(lock, _SOON)
         else:
             self._look(lock, one)
@@ -249,7 +249,7 @@ class Line:
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
-            # After any failure, too.
+            # Look again after any failure, too.
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, position: Position) -> float:

@@ -23,11 +23,11 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, H
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 _FIRST_DELAY = 0.25
-# Seconds that each try has at least, because otherwise a far-away store would never be reached.
+# Seconds that each try has at least: less would never reach a far-away store.
 _SHORTEST_PATIENCE = 0.5
-# Each call asks a store that stays away once in so many seconds.
+# Seconds between two requests of one call to a store that stays away.
 _LONGEST_DELAY = 60.0
-# The outcomes after which a call is requeued to ask once more.
+# The outcomes after which a call is requeued, and asks again.
 _POLLS = ("rescheduled", "joined")
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
     "run": "unlocked",
@@ -41,7 +41,7 @@ def admit(run: Run) -> Phase | Ended:
     """Ask for the lock; return the phase in which the body may run, or the end of a run without its body.
 
     The store answers these questions in one step. Is this message done? Does it have a run that lives? Does a newer
-    call run in its place? Do others go before it? Is there a free place? A policy decides on a run that is refused.
+    call supersede it? Do others go before it? Is there a free place? A policy decides on a run that is refused.
 
     Raises:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
@@ -112,7 +112,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, _refused_copy(run, answer))
-    # A skip would lose the work if the call in its way has ended, or if a later attempt meets one that may never come.
+    # A skip would lose the work if the call in the way has ended or, for a later attempt, may never come.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
@@ -156,9 +156,9 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A copy heeds no queued call, because an earlier delivery may have begun. With `rerun` and `replace` it yields to a
-    # newer call all the same.
+    """Begin a run of `until_executing`, and end its mark. Only another queued call can be in its way."""
+    # A copy heeds no queued call, because an earlier delivery may have begun. With `rerun` and `replace` a copy still
+    # yields to a newer call.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
     if heeds or run.notes.marked:
@@ -188,10 +188,10 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
 
 
 def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
-    """A delivery whose message has a run already is parked until that run ends, or dropped.
+    """Park a delivery whose message has a run until that run ends, or drop the delivery.
 
-    While the run lives, the store refuses a later delivery. Once the run has ended, its marker does, if another
-    delivery was known or likely: see `_ending_of`. Only the other delivery stores a result.
+    The lease of a living run refuses later deliveries. After the run its marker does, if another delivery was known
+    or likely: see `_ending_of`. Only the other delivery stores a result.
     """
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
@@ -199,7 +199,7 @@ def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # The result of that run is about to be stored. If its process died before that, this delivery runs.
+        # The result of that run is about to be stored. If its process dies before that, this delivery runs.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else PARKED, expires_in))
 
@@ -210,12 +210,12 @@ def _of_newest(policy: Policy, notes: Notes) -> Policy:
 
 
 def _nearest(run: Run, policy: Policy) -> Policy:
-    """The policy of the task, or the nearest one that publishes nothing, if the message cannot be requeued."""
+    """The policy of the task, or the nearest policy that publishes nothing if the message cannot be requeued."""
     policy = _of_newest(policy, run.notes)
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # Every sibling gets this retry, so the run that it continues may be another sibling's. It waits for that run.
+        # Every sibling gets this retry, so it may continue another sibling's run. Let it wait for that run.
         return POLICIES["wait"]
     return policy.without_broker(run)
 
@@ -260,7 +260,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # It may be a retry of a run that was asked to stop. Then no other delivery ends the marks.
+        # The message may be a retry of a run that was asked to stop, whose marks no other delivery ends.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would overwrite the state of the other delivery.
@@ -288,7 +288,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
         note(run.store, run.key, "conflict", outcome, run.task.name, run.claim.facts, holder.task_id)
     signals.lock_conflict.send(sender=run.task, key=run.key, holder=holder, outcome=outcome)
-    # Not `task-...`: a monitor would take what follows for a state of the task.
+    # The event is not named `task-...`: a monitor would take that for a state of the task.
     run.send_event("lock-conflict", key=run.key, holder=holder.task_id, outcome=outcome)
 
 
@@ -315,14 +315,14 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run.options, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
-        # Only the store knows whether the run of which this is a copy has ended.
+        # Only the store knows whether the original of a copy has ended.
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}
         _requeue(run, error, delay, may_be_over=run.way == "copy", **notes)
     raise error
 
 
 def _asking_left(run: Run, tried: float) -> float:
-    """Seconds for which it may still try; a newest call has no bound, because others may have ended in its favour."""
+    """Seconds for which a call may still try; infinite for a newest call, in whose favour others may have ended."""
     timeout = run.options.wait_timeout
     return float("inf") if timeout is None or run.notes.newest else timeout - tried
 
@@ -330,7 +330,7 @@ def _asking_left(run: Run, tried: float) -> float:
 def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
     policy = run.options.on_store_error
     if policy == "skip" and run.notes.newest:
-        # Other calls may have ended in favour of this one.
+        # Other calls may have ended in favour of this call.
         policy = "reschedule"
     if policy == "reschedule" and not run.can_be_requeued:
         policy = "raise"

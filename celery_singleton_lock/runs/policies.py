@@ -52,7 +52,7 @@ class Policy(ABC):
     occupies_a_slot = False
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
-    # Its messages keep their turns in the queue of the lock while they are in the broker.
+    # Its messages keep their turns in the line while they are in the broker.
     takes_turns = False
 
     def without_broker(self, run: Run) -> "Policy":  # noqa: ARG002
@@ -60,7 +60,7 @@ class Policy(ABC):
         return self
 
     def for_later_attempt(self) -> "Policy":
-        """The nearest policy that loses no work: the call in the run's way has ended, or may never come."""
+        """The nearest policy that loses no work if the call in the way has ended, or may never come."""
         return self
 
     def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
@@ -73,7 +73,7 @@ class Policy(ABC):
 
 
 class Skip(Policy):
-    """`skip`: the run is not done, and says which holder it left the work to."""
+    """`skip`: the run does nothing, and names the holder that does the work."""
 
     def for_later_attempt(self) -> Policy:
         return POLICIES["reschedule"]
@@ -118,7 +118,7 @@ class Wait(Policy):
     occupies_a_slot = True
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
-        """Let it wait once; then give up, or requeue it to wait again, because each delivery has its full time limit.
+        """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit.
 
         A run does not wait for a lock that the calling code has.
         """
@@ -132,7 +132,7 @@ class Wait(Policy):
 
 
 class NextRun(Requeues):
-    """`rerun` and `replace`: the call that was published last runs next; older ones end in its favour."""
+    """`rerun` and `replace`: the call that was published last runs next, and older calls end in its favour."""
 
     def __init__(self, kind: Succession) -> None:
         self.kind = kind
@@ -152,7 +152,7 @@ class Join(Requeues):
     """`join`: the holder's result or error is the run's as well."""
 
     def before_acquire(self, run: Run) -> Ended | Refused | None:
-        """The result of the run that was joined, if that has ended."""
+        """The result of the joined run, if that run has ended."""
         joins = run.notes.joins
         if not joins:
             return None
@@ -160,7 +160,7 @@ class Join(Requeues):
         for holder in state.holders:
             if holder.task_id == joins:
                 return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
-        # Only now: while the joined run holds the lock, a result may be that of an earlier run with its task id.
+        # Look only now: while the joined run holds the lock, a result may be an earlier run's with the same task id.
         return _result_of(run, joins, state)
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
@@ -185,7 +185,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
         left = _waiting_left(run, conflict)
-        # After the timeout only `rerun` and `replace` get here, and it does not bound their delay.
+        # After the timeout only `rerun` and `replace` get here, whose delay the timeout does not bound.
         left = left if left >= REFUSED.first else _FOR_EVER
         delay = delay_in_line(run.task, run.request.expires, left)
     else:
@@ -194,7 +194,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
-    """Seconds until it has waited for `lock_wait_timeout`, by the store's clock, counted from its first refusal."""
+    """Seconds that are left of `lock_wait_timeout`, by the store's clock, since the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
@@ -203,7 +203,7 @@ def _waiting_left(run: Run, conflict: Conflict) -> float:
 
 
 def remember_limits(worker: Any) -> None:
-    """Keep the limits of the command line for the pool's processes: Celery tells them none, but forks inherit this."""
+    """Keep the worker's time limits for its pool processes, which inherit them: Celery does not pass them on."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
     _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
@@ -243,7 +243,7 @@ _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If no result is stored under this id yet, the next one is the holder's. Otherwise their times tell them apart.
+    # If no result is stored under this id yet, the next result is the holder's. Otherwise their times tell them apart.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     fence = at if holder.goes_before else holder.fence
@@ -267,14 +267,14 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
     if outcome == states.FAILURE:
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
     # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. An
-    # older fence is an earlier run's with this task id. Even then the wait has an end, because a message may be lost.
+    # older fence belongs to an earlier run with this task id. The wait is bounded, because a message may be lost.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
     free_since = run.notes.free_since or state.at
     if state.at - free_since < patience * 1_000_000:
         return _joined(run, Holder.former(run.key, joins), free_since=free_since)
-    # The run that was joined counts as dead: it has had no lock for too long.
+    # The joined run counts as dead: it has had no lock for too long.
     return None
 
 
@@ -298,15 +298,15 @@ def _tell_joiners(run: Run) -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
         try:
-            # STARTED may be overwritten: a later run of the call writes this again, with its own fence.
+            # The state is STARTED, which a later run of the call may overwrite with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            # Then those calls ask for the lock themselves, sooner than they need to.
+            # Without this word the joiners ask for the lock too early.
             log.write(logging.WARNING, "lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
 
 def _may_be_joined(task: Task) -> bool:
-    """Whether a call may join. With a `lock_name`, always; else if a task of this app has this lock and `join`."""
+    """Whether a call may have joined: the lock has a name of its own, or a task of this app has it and `join`."""
     if option_of(task, "name") is not None:
         return True
     tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]

@@ -35,7 +35,7 @@ class Backoff(NamedTuple):
 
     first: float
     longest: float
-    # After a few refusals a call asks more rarely still, so that many calls that wait for long are a bounded load.
+    # After a few refusals a call asks more rarely, so that any number of waiting calls is a bounded load.
     is_patient: bool = False
 
 
@@ -51,7 +51,7 @@ CONTINUED = Backoff(0.05, 2.0)
 
 # Refusals after which a patient call asks more rarely.
 _A_FEW = 8
-# Seconds after which a broker that restarts is back; a job is worth the wait.
+# Seconds to wait for a broker that restarts.
 _PATIENCE = 60.0
 _PAUSE = 0.5
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
@@ -75,7 +75,7 @@ def delay_in_line(task: Task, expires: Any, left: float) -> float:
 
 
 def jittered(options: LockOptions, delay: float) -> float:
-    """Half of *delay* to all of it, at random, and at most a quarter of the visibility timeout."""
+    """A random time between half of *delay* and *delay*, and at most a quarter of the visibility timeout."""
     # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
     delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
@@ -146,7 +146,7 @@ def _as_it_came(task: Task) -> dict[str, Any]:
 
 
 def _queue_of(task: Task) -> str | None:
-    """The queue it came by, if that is known; a delayed delivery changes the routing key."""
+    """The queue by which the message came, if it is known. A delayed delivery changes the routing key."""
     info = task.request.delivery_info or {}
     key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
     for name, queue in task.app.amqp.queues.items():

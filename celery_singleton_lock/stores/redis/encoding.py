@@ -96,7 +96,7 @@ def acquire_arguments(claim: Claim) -> list[str]:
     grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
     if not facts.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
-    # By position, as in `release_arguments`: names would double the time, and each run needs both.
+    # By position, as in `release_arguments`: names would double the time.
     arguments = [claim.token, grant, _words_of(claim), facts.task_id, facts.hostname]
     if facts.task_name or facts.label:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
@@ -179,7 +179,7 @@ def position_in(reply: Sequence[Any]) -> Position:
     """The position in a reply of acquire.lua to a look."""
     word, now, *found = reply
     if word != "looked":
-        # The message's run has ended or has its place: let the message come, and its run handles that.
+        # The run has ended, or holds a place: let the message come, and its next run will see that.
         return Position(now, comes=True, is_near=True, free_in=0.0)
     comes, near, free_in = found
     return Position(now, bool(comes), bool(near), free_in / 1_000_000)
@@ -309,7 +309,7 @@ def _moment(microseconds: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> str:
-    """*seconds* as scripts take them. As text: a signal that raises while hiredis converts a number crashes Python."""
+    """*seconds* as text for scripts: a signal handler that raises while hiredis converts a number crashes Python."""
     return str(round(seconds * 1000))
 
 

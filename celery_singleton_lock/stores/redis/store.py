@@ -37,7 +37,7 @@ from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
-# The most seconds that a call takes, whatever the store does.
+# The most seconds that a request takes, whatever the store does.
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
@@ -57,9 +57,9 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 class Store:
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
-    Every call is bounded in time, and raises `StoreError` if no usable answer came. The call may still have worked, so
-    every call is safe to repeat. Acquire recognises a token that it has granted, and renew and release change nothing
-    that another token holds. A grant or a renewal counts once that many *replicas* have it.
+    Every request is bounded in time, and raises `StoreError` if no usable answer came. The request may still have
+    worked, so every request is safe to repeat. Acquire recognises a token that it has granted, and renew and release
+    change nothing that another token holds. A grant or a renewal counts once that many *replicas* have it.
     """
 
     has_parts = False
@@ -158,8 +158,8 @@ class Store:
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim, and return the answers in order.
 
-        A claim is renewed only if nobody else can have had its place in between. Without an answer, some may have been
-        renewed.
+        A claim is renewed only if nobody else can have had its place in between. Without an answer, some
+        claims may have been renewed.
         """
         if not claims:
             return []
@@ -170,7 +170,7 @@ class Store:
         return [RENEWALS[answer] for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
-        """Renew the claims without a second try: the calls, and the reply to each. Errors are those of redis-py."""
+        """Renew the claims in one try. Returns the calls of the script and their replies; raises errors of redis-py."""
         calls = list[Call](encoding.renewals_of(claims, self._renewals_per_script))
         try:
             return calls, accepted(self.servers.run(encoding.RENEW, calls, until, self.replicas))
@@ -256,8 +256,8 @@ class Store:
     ) -> Conflict | None:
         """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
-        If the *call_ended*, the next call may be published, and none joins this one, although its run may still hold
-        the key.
+        With *call_ended* the next call may be published, and no call joins this one, even if its run still holds the
+        key.
 
         If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
         `succeeds`, only a newer call counts, which may be queued, come next, or have begun.

@@ -1,4 +1,4 @@
--- Take a place at the lock, or a turn in its line, or say who holds it.
+-- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
 -- The lock is one hash, which parts/{lock,marks,successor,queue}.lua describe. Times are microseconds by this server's
 -- clock. A free place belongs to the waiter whose turn it is, then to the successor. A caller whose reply was lost may ask
@@ -12,7 +12,7 @@
 --                     has a turn from now on unless it has to come: its worker listens for it.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname  empty if unknown.
--- @argument named     the task's name if the lock has another one, then '\31' and the label if there is one.
+-- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
 --
 -- Returns  fence, granted place 1 of a lock of which nothing was known.
 --          {'granted', now, place, fence, since, died}  Task id, hostname and task name of the holder that died there.
@@ -82,8 +82,8 @@ local function looked(comes, near, free_at)
 end
 
 -- 1. Has another delivery of this message run, or does it run? One message has one body. A later attempt takes over the
--- place in which an earlier one has left a cool-down.
--- Every call reads the marker of its message, because some brokers do not flag a redelivery.
+-- place in which an earlier attempt has left a cool-down.
+-- Every caller reads the marker of its message, because some brokers do not mark a redelivery.
 local message = words.message or published ~= '0' and published
 if message then
   local past, outcome, at = read_marker(key, 'done:' .. task_id .. ':' .. message)
@@ -123,12 +123,12 @@ if words.message then
   end
 end
 
--- 2. Has the token a place already?
+-- 2. Does the token have a place already?
 local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
     local its_grant = grant_of(key, each.place)
-    -- First, because a server out of memory refuses HSET if the script has written nothing before.
+    -- Write this first: a server out of memory refuses HSET as the first write of a script.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
     return granted(each.place, its_grant.fence, its_grant.since)
@@ -139,7 +139,7 @@ for _, each in ipairs(places) do
   end
 end
 
--- 3. Is the call superseded by a newer one?
+-- 3. Is the call superseded by a newer call?
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer and looks then
@@ -204,7 +204,7 @@ if line and free > #before and behind >= from then
   line = line.first <= line.last and line or nil
 end
 
--- Its turn after the walks, which may have changed it.
+-- Read the caller's turn after the walks, which may have changed it.
 local own = ticket and turn_in(call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
@@ -270,7 +270,7 @@ if free > #before then
     else
       call('HDEL', key, 'next')
     end
-    -- The caller may have got another place than the one it wanted freed. Then the holder of that one need not stop.
+    -- The caller may have got another place than that of the holder that was asked to stop, which then need not stop.
     let_holders_stay(key, places)
   end
   if is_queued then
@@ -297,10 +297,10 @@ if queued_until and is_queued and queued.deadline < queued_until then
   expire_after(key, queued_until - now)
 end
 
--- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. A `rerun` call does so only if
--- it has come again and no successor is coming. Otherwise it becomes the successor. While a successor is coming, `next`
--- tells which call is the newest. A `rerun` does not displace the successor of another task: there is one `next`, and
--- the call asks again. A holder is asked to stop only once its successor was requeued: before, that message may be lost.
+-- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that
+-- has come again while no successor is coming. Any other call becomes the successor: while one is coming, `next` names
+-- the newest call. But there is one `next`, so a `rerun` does not displace the successor of another task, and asks again.
+-- A holder is asked to stop only once its successor was requeued: before, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then

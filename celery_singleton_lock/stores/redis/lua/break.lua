@@ -1,7 +1,8 @@
--- Ask holders of a lock to end, and drop the marks that keep others out.
+-- Ask holders of a lock to stop, and drop the marks that keep others out.
 --
 -- A holder hears of the request at its next renewal, and then releases; `force` does not wait for that. Marks and
--- cool-downs end at once, because no body runs under them. Waiters keep their turns; release.lua has to wake them.
+-- cool-downs end at once, because no body runs under them. Waiters keep their turns. The caller then runs release.lua, which
+-- wakes them.
 --
 -- KEYS[1]  lock key
 -- @argument by     the person who asks.

@@ -31,7 +31,7 @@ local min_hold = (words.min_hold or 0) * 1000
 
 -- Whether the place stays taken for the rest of its least time.
 local function leave_place(place)
-  -- The grant lies in the future if this server's clock was set back: count from now, or the place stays taken longer.
+  -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
   local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
   if free_at <= now then
     empty_place(key, place, token)
@@ -70,7 +70,7 @@ elseif highest_left < #lock.places then
   call('HSET', key, 'places', highest_left)
 end
 
--- If the place was lost, its note of a copy was lost too, so leave the marker in any case.
+-- If the place was lost, its note of a copy is gone, too, so leave the marker in any case.
 if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   marked = 1

@@ -1,10 +1,10 @@
--- Everything that is known of a lock, for operators. Nothing is changed.
+-- Read everything that is known of a lock, for operators.
 --
 -- KEYS[1]  lock key
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked, foreign}, with empty texts for what is unknown.
---   fence    the greatest that was given.
---   waiters  how many wait.
+--   fence    the greatest fence that was given.
+--   waiters  the number of turns.
 --   marks    the marks in force. Each mark, each of `holders`, and each turn of the first waiters is seven values.
 --   asked    the token of each holder that was asked to stop, and the person who asked; empty for a successor.
 --   foreign  why this is another program's hash.

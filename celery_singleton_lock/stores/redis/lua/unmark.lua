@@ -5,7 +5,7 @@
 -- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
 --                      may still hold a place. `heeds`: a queued call goes before. Or `succeeds` and `published`, fields
 --                      of a `Claim`: the call begins, and ends only in favour of a newer call.
--- @argument task_name  the task's name if the lock has another one.
+-- @argument task_name  the task's name if the lock has another name.
 --
 -- Returns  1                           the marks have ended, if there were any.
 --          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before. `newer` is its task

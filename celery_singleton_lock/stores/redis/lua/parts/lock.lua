@@ -1,4 +1,4 @@
--- The places of a lock, the holders that have them, and the answer to a caller who gets none.
+-- The places of a lock, their holders, and the answer to a caller that gets no place.
 local A_FEW = 8 -- holders, or calls that go before, in an answer
 
 -- A number or a moment as fields and answers have it.
@@ -67,7 +67,7 @@ local function note_end(key, places, task_id)
   end
 end
 
--- A holder that was asked to stop stays so.
+-- A holder that was asked to stop stays marked as such.
 local function set_deadline(key, each, deadline)
   call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
@@ -126,14 +126,14 @@ local function empty_place(key, place, token)
   call('HDEL', key, unpack(names))
 end
 
--- Holders are told as seven values each: place, token, deadline, grant, task id, hostname, task name and label.
+-- A holder is seven values in an answer: place, token, deadline, grant, task id, hostname, task name and label.
 local function add_values(holders, values)
   for i = 1, 7 do
     holders[#holders + 1] = values[i] or ''
   end
 end
 
--- At most `most` of the holders; the one whose lease ends first is always told.
+-- At most `most` of the holders; the holder whose lease ends first is always among them.
 local function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
@@ -152,9 +152,9 @@ local function described(key, places, most)
   return holders
 end
 
--- Calls that hold nothing, told as holders. Instead of a place they have the word for their state. Instead of a hostname
--- they have the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how
--- many milliseconds before the end of a mark the call is due; 1 if a turn is unheard; the moment of a turn's rank.
+-- Calls that hold nothing, in the form of holders. Instead of a place they have the word for their state, and instead of a
+-- hostname the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how many
+-- milliseconds before the end of a mark the call is due; 1 if a turn is unheard; the moment of a turn's rank.
 local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

@@ -30,8 +30,8 @@ local function set_mark(key, name, milliseconds, task_id)
   expire_after(key, milliseconds * 1000)
 end
 
--- The markers of messages whose runs have ended, for later deliveries of these messages. `done:<task id>:<publication>` is
--- `<until> <attempt> <outcome> <when>` of the last run that has ended. The outcomes:
+-- The marker of a message, for its later deliveries: `done:<task id>:<publication>` is `<until> <attempt> <outcome> <when>`
+-- of the last run that has ended. The outcomes:
 --   `retried`  another attempt follows.
 --   `ended`    the result is about to be stored.
 --   `stored`   the result is there.
@@ -44,7 +44,7 @@ local function read_marker(key, marker)
 end
 
 -- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
--- search a few random fields for markers that are over. About a tenth of the markers in a hash is then over.
+-- search a few random fields for markers that are over. So about a tenth of the markers in a hash is over at any time.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -6,11 +6,11 @@
 --                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
 --                    follow. Then '\31' and the task id.
 --   `w<who>`         the ticket of a token, or of `@` and a task id.
--- Whoever waits listens on the channel of its turn. `free` says that its turn has come. `near` says that the turn has become
--- one of the next few, or that the store has learned when a place will be free. The listener then asks when that will be.
+-- A waiter listens on the channel of its turn. `free` says that the turn has come. `near` says that the turn has become one
+-- of the next few, or that the store has learned when a place will be free. The listener then asks when that will be.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
--- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
--- the earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
+-- because it outlives the execution that took the turn. A rank is the moment of the first refusal. Of two equal ranks the
+-- earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
 -- the rank of the call it goes before. The message carries its rank, and gets its position back if the store has lost
 -- the turn. leases/line.py has the table of the states.
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
@@ -69,7 +69,7 @@ local function set_range(key, line)
 end
 
 local function value_of(turn)
-  -- For a turn that waits nobody needs to know since when; a short value costs the server less.
+  -- Nobody reads since when a turn waits, and a short value costs the server less.
   local since = turn.state == WAITING and 0 or math.floor((turn.since - turn.rank) / 1000)
   local lasts, before = math.ceil((turn.deadline - turn.rank) / 1000000), turn.rank - turn.published
   local numbers = format('%.0f %s%.0f %.0f %.0f %d %s ', turn.rank, turn.state, since, lasts, before, turn.limit, turn.copies)

@@ -31,8 +31,8 @@ local function wake_successor(key, successor)
   end
 end
 
--- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; the policy of a call
--- that will be no successor is nil. Both are of one kind if both `replace`, or both are `rerun` of one task. Then:
+-- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; its policy is nil if
+-- it never becomes the successor. Both are of one kind if both `replace`, or both are `rerun` of one task. Then:
 --
 --   the successor               was published before the call   was published later
 --   is coming                   older_yields                    newer_wins
@@ -40,14 +40,14 @@ end
 --   has begun, is remembered    predecessor                     newer_wins if the call was the newest, or predecessor
 --   has begun, is forgotten     none                            none
 --
--- If the kinds differ, a coming successor is a `stranger`, and any other is `none`. But the table's `newer_wins` also holds
--- for a `replace` call if the kinds differ.
+-- If the kinds differ, a coming successor is a `stranger`, and any other is `none`, except that `newer_wins` holds for a
+-- `replace` call there, too.
 --
 --   `mine`          the successor is the call.
 --   `newer_wins`    the call ends in favour of the successor.
 --   `older_yields`  the successor ends in favour of the call.
 --   `predecessor`   older calls have ended in favour of the successor. Older calls end in favour of the call too:
---                   otherwise a late one would run after newer calls.
+--                   otherwise a late call would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
 --   `none`          no call depends on the successor.
 local function relation(caller, successor)
@@ -110,7 +110,7 @@ local function ask_oldest_to_stop(key, places, successor_id)
   end
 end
 
--- Delete a lock at once if nothing in it counts any more.
+-- Delete a lock in which nothing counts any more.
 local function delete_if_idle(key)
   local known = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
