@@ -304,8 +304,8 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
             except StoreError as error:
                 refused.append(str(error))
 
-    assert 0.9 < watch.seconds < 5
-    # A busy machine may need more than the second for which the silence is remembered.
+    # Each alone would wait for two seconds. A busy machine may need more than one, for which the silence is remembered.
+    assert 0.9 < watch.seconds < 12
     assert levels_of(caplog)[:1] == ["WARNING"]
     assert levels_of(caplog).count("INFO") >= 5
     assert len(refused) == (10 if policy == "raise" else 0)
