@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Self
 
 _LONGEST_HELD = 60.0
+_BETWEEN_CRUMBS = 0.001
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
@@ -24,6 +25,7 @@ class Proxy:
         self._guard = threading.Lock()
         self._lose: bytes | None = None
         self._lost = threading.Event()
+        self._tears = False
         self._held: bytes | None = None
         self._goes_on = threading.Event()
         self.forward()
@@ -38,7 +40,7 @@ class Proxy:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def forward(self) -> None:
-        self._swallows, self._resets, self._delay = False, False, 0.0
+        self._swallows, self._resets, self._crumbles, self._delay = False, False, False, 0.0
 
     def black_hole(self) -> None:
         self.forward()
@@ -47,6 +49,11 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         self.forward()
         self._delay = seconds
+
+    def crumble(self) -> None:
+        """Pass each byte alone."""
+        self.forward()
+        self._crumbles = True
 
     def reset(self) -> None:
         self.forward()
@@ -71,6 +78,11 @@ class Proxy:
         self._lost = threading.Event()
         self._lose = to
         return self._lost
+
+    def tear_reply(self, to: bytes) -> threading.Event:
+        """Pass half of the next reply to such a request, and close the connection."""
+        self._tears = True
+        return self.lose_reply(to)
 
     def hold(self, of: bytes) -> None:
         self._goes_on.clear()
@@ -123,7 +135,15 @@ class Proxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 if passes(data):
-                    target.sendall(data)
+                    for part in [data[at : at + 1] for at in range(len(data))] if self._crumbles else [data]:
+                        target.sendall(part)
+                        if self._crumbles:
+                            # So that no two bytes are received at once.
+                            time.sleep(_BETWEEN_CRUMBS)
+                elif self._tears:
+                    self._tears = False
+                    target.sendall(data[: len(data) // 2])
+                    break
         with self._guard:
             ended = {source, target} & self._open
             self._open -= ended

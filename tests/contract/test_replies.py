@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Renewal
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import CALLS, KEY, MINE, outcome_of
 from tests.proxy import Proxy
@@ -93,6 +93,32 @@ def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_ne
     proxy.forward()
 
     assert isinstance(store.acquire(MINE), Conflict)
+
+
+# Replies in pieces.
+
+
+def test_a_reply_that_comes_byte_by_byte_is_read_whole(proxy: Proxy, store: Store, direct: Store) -> None:
+    direct.acquire(Claim(KEY, "holder", 30.0, facts=Facts("the-holder", label="ä")))
+    proxy.crumble()
+
+    answer = store.acquire(MINE)
+
+    assert isinstance(answer, Conflict)
+    assert (answer.first.task_id, answer.first.label) == ("the-holder", "ä")
+
+
+def test_the_half_of_a_reply_is_not_taken_for_a_part_of_the_next(proxy: Proxy, store: Store, direct: Store) -> None:
+    direct.acquire(Claim(KEY, "holder", 30.0, facts=Facts("the-holder")))
+    torn = proxy.tear_reply(to=b"EVALSHA")
+
+    answer = store.acquire(MINE)
+
+    assert torn.is_set()
+    assert isinstance(answer, Conflict)
+    assert answer.first.task_id == "the-holder"
+    proxy.forward()
+    assert store.time(KEY) is not None
 
 
 # Stores that come back.
