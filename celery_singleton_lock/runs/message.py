@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run
 
 HEADER = "singleton_lock"
-"""The header of our notes: the time of publication; or the notes, if there is more to say."""
+"""Our header: the time of publication, or all notes if there are more."""
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
@@ -33,7 +33,7 @@ DELIVERY = "singleton_delivery"
 
 
 def text_of(task_id: Any) -> str:
-    """*task_id* as the text that the store has: Celery takes a `uuid.UUID`, or a subclass of `str`, as well."""
+    """*task_id* as plain text: Celery also takes a `uuid.UUID` or a subclass of `str`."""
     return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
@@ -64,11 +64,11 @@ class Notes:
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
     is_bare: bool = False  # the message came without notes, so each delivery of it makes up another `published`
-    unanswered: int = 0  # microseconds without an answer of the store, with the delay of the last requeue
+    unanswered: int = 0  # microseconds without an answer of the store, delays included
     origin: Origin | None = None  # the run that the call replaces
     task_id: str = ""  # of the call that these notes are about: a body may hand its headers on to another call
     marked: bool = False  # the call was published as queued, even if its task has another mode by now
-    rank: int = 0  # orders the call's turn in the queue of the lock: a moment by the store's clock
+    rank: int = 0  # the position of the call's turn in the line: a moment by the store's clock
     waits_as_next: bool = False  # the call is next, by `rerun` or `replace`, and waits until it can run
     later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
@@ -79,7 +79,7 @@ class Notes:
 
     @property
     def left_something(self) -> bool:
-        """Its call may have left something in the store that is to end with its message."""
+        """Its call may have a mark or a turn in the store, which has to end with the message."""
         return self.marked or bool(self.newest or self.rank)
 
     @classmethod
@@ -112,7 +112,7 @@ class Notes:
         return {**dict(written.pop("later")), **written} if "later" in written else written
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
-        """These notes, with a time of publication: if there was none, it is *now* by the store's clock, or by ours."""
+        """Add a missing time of publication: *now* by the store's clock, or by ours."""
         if not self.published:
             self.published = now() or time.time_ns() // 1000
             self.is_bare = True
@@ -167,7 +167,7 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
     return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
 
 
-# How it has come.
+# How a message has come.
 
 # The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
 _NEARLY = 0.9
@@ -268,7 +268,7 @@ def delivery_of(request: Context) -> Delivery:
     """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
-        # A tuple is a worker's. Anything else is a header that somebody wrote, and that no worker has replaced.
+        # A worker sends a tuple. Anything else is a foreign header.
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
@@ -286,7 +286,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
     return bool(
         request.retries
-        # A chain's steps are nested, too. A single replacement has the task's own id, so its parent's id is its own.
+        # Later steps of a chain are nested, too. Only the replacement itself has its own id as its parent's.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )

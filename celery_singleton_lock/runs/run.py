@@ -11,8 +11,8 @@ A run goes through these phases, and only forward:
     UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-ENDED is a run that has left a marker for later deliveries of its message, or may have, if its release got no answer.
-Once the result is stored, the marker has to say so.
+ENDED is a run whose marker, for later deliveries of its message, does not say yet that the result is stored. A run
+whose release got no answer may have left such a marker, too.
 """
 
 import logging
@@ -76,7 +76,7 @@ class Phase(IntEnum):
     OVER = 4  # nothing is left to do
 
 
-# Names of the module: before Python 3.12, reading a member of an enum costs a call.
+# Names of the module, because `Phase.ASKING` costs a function call before Python 3.12.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 # Indexed by phase.
 _LEADS_TO = (
@@ -130,7 +130,7 @@ class Run:
         # The app may move to another store while this run holds its lock.
         self.store: Store = store_of(task.app)
         self.claim = self._claim()
-        # The task id of its call; an item of a map shares its map's.
+        # The task id of its call. An item of a map has the task id of the map.
         self.task_id: str = self.claim.facts.task_id
         deadman = self._deadman() if self.options.kills else None
         on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
@@ -142,7 +142,7 @@ class Run:
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
         if phase is OVER:
-            # From now on a weak reference: otherwise the two keep each other until the garbage collector runs.
+            # Weak from now on: otherwise run and request keep each other alive until the garbage collector runs.
             self.request = proxy(self.request)
 
     @property
@@ -151,7 +151,7 @@ class Run:
         return self.way in ("first", "copy")
 
     def _deadman(self) -> DeadMan:
-        # The children of a prefork pool are daemons, and nothing else is.
+        # Only the children of a prefork pool are daemons.
         if not current_process().daemon:
             raise no_process_for(self.task.name)
         return DeadMan()
@@ -191,7 +191,7 @@ class Run:
     # Its next attempt.
 
     def note_retry(self, key: str) -> None:
-        """Store RETRY, as its body is about to publish its next attempt with this key."""
+        """Store RETRY before the body publishes its next attempt with this key."""
         error = self.retry_error
         traceback = "".join(format_exception(error)) if error is not None else None
         self.store_retry(error, key, traceback)
@@ -199,13 +199,13 @@ class Run:
     def store_retry(
         self, why: BaseException | None, key: str, traceback: str | None = None, *, may_be_over: bool = False
     ) -> None:
-        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of the next attempt.
+        """Store RETRY before the message leaves. Celery stores it later, perhaps over the end of the next attempt.
 
-        If another delivery of the message *may_be_over*, nothing is stored: RETRY would hide its end.
+        Store nothing if another delivery of the message *may_be_over*: RETRY would hide its end.
         """
         store_retry_once(self.task.backend.__class__)
-        # For a task that keeps only errors, a requeue stores no RETRY: it is no error, and a success would not
-        # overwrite it.
+        # A task that keeps only errors stores no RETRY for a requeue, which is no error: a success would not overwrite
+        # that RETRY.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
@@ -216,7 +216,7 @@ class Run:
         if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
-            # A soft time limit that passes here ends the run; otherwise the body would run without that limit.
+            # Let a soft time limit end the run: otherwise the body would run without that limit.
             self._store(store, raises=(SoftTimeLimitExceeded,))
 
     @property
@@ -235,7 +235,7 @@ class Run:
     # How it ends without its body.
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """The end as REVOKED, which `store_revoked` stores; None as the result of an item, or of a member of a chord.
+        """End as REVOKED, which `store_revoked` stores. An item, or a member of a chord, returns None instead.
 
         The body of a chord waits for the result of every member.
         """
@@ -244,10 +244,10 @@ class Run:
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
-        """Store its end as REVOKED, once it holds nothing.
+        """Store the end as REVOKED, once the run holds nothing.
 
-        A caller who gets the end may forget it, and publish the next call at once. If this run still held the key, that
-        call would not be sent, and its caller would wait for the result that was forgotten.
+        A caller may get that end, forget it, and publish the next call at once. If this run still held the key, the
+        next call would not be sent, and its caller would wait for the forgotten result.
         """
         end_workflows(self.task.app, self.task_id, vars(self.request))
         store_revoked(self.task, error)
@@ -287,7 +287,7 @@ class Run:
         self.go_to(OVER if self.lease.ending is None else ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
-        """The body has begun, and has raised an error or lost its lease; a retry is no failure, REVOKED is one."""
+        """The body has raised an error, lost its lease, or ended as REVOKED. A retry is no failure."""
         if self.phase is ASKING or (self.stored_retry is not None and not self.was_replaced):
             return False
         if isinstance(error, Ignore | Reject | Retry):
@@ -332,13 +332,13 @@ class Run:
         background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 
     def unmark(self) -> None:
-        """End what the call has left in the store: its message has ended for good."""
+        """End the marks of the call, whose message has ended for good."""
         if self.notes.left_something:
             unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
             self.notes = self.notes.of_the_call()
 
     def begins(self, phase: Phase) -> None:
-        """Its body is about to run."""
+        """Go to *phase*, in which the body is about to run."""
         self.go_to(phase)
         if self.task.stores_started:
             self._store_started()
