@@ -90,7 +90,8 @@ def test_a_waiter_is_woken_and_does_not_poll(server: Server) -> None:
         before = scripts_run()
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 1.0, "a while has passed")
-        assert scripts_run() == before
+        # If the machine stands still meanwhile, the lease may be renewed, and a waiter may look.
+        assert scripts_run() <= before + 3
         released = time.monotonic()
 
     assert got.result(20) - released < 10
@@ -322,8 +323,8 @@ def test_a_wait_that_would_stop_all_greenlets_is_refused(valkey: Server, patch: 
     assert "monkey.patch_all()" in done.stdout
 
 
-TTL = 3.0
-LONGER = 3.3
+TTL = 5.0
+LONGER = 5.3
 """Its key stays in the store for two ttls, so the machine may stand still for the rest."""
 
 
