@@ -148,7 +148,8 @@ class Bell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._store.listener.remove(self._channel)
+        # The channel is that of one token, so nobody waits for the end of its subscription.
+        self._store.listener.remove(self._channel, at_once=False)
         self._rings.close()
         self._hears.close()
 
