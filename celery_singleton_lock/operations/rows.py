@@ -159,7 +159,7 @@ class Locks:
 
     def history(self) -> list[dict[str, Any]]:
         """The last events that were neither a grant nor a release, in the words of the docs; the newest first."""
-        # A set: a batch whose answer was lost is there twice.
+        # In a set, because a batch whose answer was lost is there twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]

@@ -88,7 +88,7 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _button_of(row: Row) -> tuple[str, str]:
-    """The text of the row's button, empty without a button; and the name of the holder, empty if marks are meant."""
+    """The text of the row's button, empty without a button; and the holder that it asks to stop, empty for marks."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return "Ask to stop", row.about.task_id or row.worker
     return "" if row.lock.holders or row.lock.problem else "Drop marks", ""

@@ -299,7 +299,7 @@ class Store:
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
-        """Add to the fields of a hash of counts; return the first sum. They are added twice if an answer is lost."""
+        """Add *sums* to a hash of counts, twice if an answer is lost; return the first field."""
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second: a connection that breaks later leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]

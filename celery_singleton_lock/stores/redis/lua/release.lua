@@ -29,7 +29,7 @@ local words = words_in(words)
 local lock = read_lock(key, token)
 local min_hold = (words.min_hold or 0) * 1000
 
--- Whether the place stays taken for the rest of its least time.
+-- Whether `min_hold` keeps the place taken for longer.
 local function leave_place(place)
   -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
   local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
