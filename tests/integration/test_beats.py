@@ -20,7 +20,7 @@ from celery_singleton_lock.definition.settings import store_of
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 
-TTL = 2
+TTL = 10
 
 
 class Plain(Scheduler):
