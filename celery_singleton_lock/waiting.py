@@ -4,7 +4,7 @@ Celery keeps such a message in its timer. The message leaves the timer once: at 
 woken.
 
 A message waits here after its run was refused. A new message waits here at once if other calls of its key are in this
-worker, in the pool or in line: its run would need a process only to be refused. The line takes the turn of the message.
+worker, in the pool or in line. Its run would need a process only to be refused. The line takes the turn of the message.
 """
 
 import logging

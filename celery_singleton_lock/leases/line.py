@@ -171,10 +171,10 @@ class Line:
     """The messages that wait in this process. Its own thread looks and changes the table; any thread may add or remove.
 
     Arguments:
-        come: Called with a message that has to come. *come* may be called in any thread, and must not block or log.
-        has_turn: Called in the line's thread with a new message that has a turn from now on. *has_turn* returns False
-            if the message has gone meanwhile: nobody would end its turn.
-        is_expected: Whether a run of this process is about to take the place that a new message finds free.
+        come: Called in any thread with a message that has to come. *come* must not block or log.
+        has_turn: Called in the line's thread with a new message, which has a turn from now on. False says that the
+            message has gone meanwhile. Then the line ends the turn.
+        is_expected: Says whether a run of this process is about to take the place that a new message finds free.
     """
 
     def __init__(

@@ -115,6 +115,22 @@ def test_a_burst_is_hardly_refused_in_the_pool_and_each_call_is_told_once(
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)], indirect=True)
+def test_a_burst_of_one_key_keeps_no_other_key_waiting(
+    tasks_by_broker: Any, env: dict[str, str], recorder: Recorder, broker: str
+) -> None:
+    task = tasks_by_broker.by_policy["reschedule"]
+    with (
+        workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=2),
+        held(tasks_by_broker, recorder),
+    ):
+        for number in range(4):
+            for _ in range(40):
+                task.delay("k")
+            # Each message that waits in the worker makes room for another one.
+            assert task.delay(f"another {number}", number).get(timeout=SOON) == number
+
+
 def test_a_message_that_is_no_new_call_is_refused_by_its_run(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:
