@@ -1,8 +1,15 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
 -- The lock is one hash, which parts/{lock,marks,successor,queue}.lua describe. Times are microseconds by this server's
--- clock. A free place belongs to the waiter whose turn it is, then to the successor. A caller whose reply was lost may ask
--- again: the same token renews its grant, or keeps its turn.
+-- clock. A caller whose reply was lost may ask again: the same token renews its grant, or keeps its turn. The others, as
+-- the caller sees them:
+--
+--   twin         another delivery of the caller's message: it holds a place, or waits. The caller gets neither.
+--   holder       has a place until its deadline.
+--   turn         waits in the line. A turn with an earlier rank goes before the caller.
+--   successor    runs next, by `rerun` or `replace`. `relation` in parts/successor.lua says which of the two goes first.
+--   queued call  is unique in the queue. It goes before a caller that heeds it.
+--   newer call   is a queued call or a successor that was published later. A caller with a policy ends in its favour.
 --
 -- KEYS[1]  lock key
 -- @argument token     fresh for each execution.

@@ -1,16 +1,22 @@
--- The line of a lock: turns, in the order of their ranks.
---   `first`, `last`  the range of the tickets, if there are any.
---   `front`          the ticket at which walks begin. Before it are only unheard turns.
---   `q<ticket>`      a turn: the moment of its rank; its state, and since when, in milliseconds after the rank; its end, in
---                    seconds after the rank; by how many microseconds it was published before the rank; limit; 1 if another
---                    delivery of its message has come, or 0; the token of a process, or `@`. Fields of later versions may
---                    follow. Then '\31' and the task id.
---   `w<who>`         the ticket of a token, or of `@` and a task id.
--- A waiter listens on the channel of its turn. `free` says that the turn has come. `near` says that the turn has become one
--- of the next few, or that the store has learned when a place will be free. The listener then asks when that will be.
+-- The line of a lock: a turn for each call that waits, in the order of their ranks. A ticket may be void.
+--
+--   tickets                    turns there
+--   `first` to `front` - 1     UNHEARD: nobody listens for them, so walks begin at `front`
+--   `front` to `front` + 2     near: they look every few seconds, because a wake may get lost
+--   up to `last`               the others, which look once in a ttl; a newcomer joins here
+--
+-- Fields:
+--   `q<ticket>`  a turn: the moment of its rank; its state, and since when, in milliseconds after the rank; its end, in
+--                seconds after the rank. Then: by how many microseconds the call was published before the rank; limit; 1 if
+--                another delivery of the message has come, or 0; the token of a process, or `@`. Fields of later versions
+--                may follow. Then '\31' and the task id.
+--   `w<who>`     the ticket of a token, or of `@` and a task id.
+--
+-- A waiter listens on the channel of its turn. `free` says that the turn has come. `near` says that the turn has become
+-- one of the next few, or that the store has learned when a place will be free. The waiter then asks when that will be.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
--- because it outlives the execution that took the turn. A rank is the moment of the first refusal. Of two equal ranks the
--- earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
+-- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
+-- the earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
 -- the rank of the call it goes before. The message carries its rank, and gets its position back if the store has lost
 -- the turn. leases/line.py has the table of the states.
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
