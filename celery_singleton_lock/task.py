@@ -74,8 +74,8 @@ else:
         __class_getitem__ = classmethod(GenericAlias)
 
 
-# The task id of the run that has just returned in this context, and that left nothing for `after_return` to do. Asking
-# `self.request` there would cost as much as a counter and the heartbeat together.
+# The task id of a run that has just returned in this context with nothing left to do. `after_return` reads it, because
+# asking `self.request` would cost as much as a counter and the heartbeat together.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 

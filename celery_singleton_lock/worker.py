@@ -101,7 +101,7 @@ class SingletonRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the end of a call whose worker shuts down: Celery stores RETRY over an end that it has not read."""
+        """Keep the stored end of a call whose worker shuts down: Celery would store RETRY over it."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
         # The clock of its publisher may be ahead of ours.
         lease = self.lease

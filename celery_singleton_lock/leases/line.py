@@ -261,7 +261,7 @@ class Line:
         return _pause_of(position, one.claim.ttl, is_deaf=lock.is_deaf)
 
     def _pause_of_new(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
-        """Note its turn, or let the message come. Returns the seconds until the first new message asks again."""
+        """Take a turn for a new message, or let it come. Returns the seconds until the first new message asks again."""
         if isinstance(answer, Conflict) and answer.rank:
             one.is_new = False
             one.claim.rank = one.claim.refused_at = answer.rank

@@ -77,7 +77,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer; if it does not come in time, and the look before was slow, too, the answer of the look before.
+        """The answer. If it is late, and the last look was slow, too, the answer of the last look.
 
         Raises:
             StoreError: There is no answer in the time that a request may wait.

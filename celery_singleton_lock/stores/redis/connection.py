@@ -130,7 +130,7 @@ class Link:
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
-    """The error of a reply, which is raised if it is about the server, or if another server may accept the request."""
+    """Return an error as the reply, or raise it if another server may accept the request, or the server is at fault."""
     if not isinstance(error, exceptions.ResponseError) or is_elsewhere(error):
         raise error
     return error
@@ -168,7 +168,7 @@ class Connections:
     address: str
     """Fit for logs: never with credentials."""
     part: Part
-    """The server. Its errors name *store* instead of *address*, if that was given."""
+    """The server, whose errors name *store* if it was given, and else *address*."""
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:

@@ -6,8 +6,8 @@
 -- @argument cooldown  milliseconds for which no other call is published.
 -- @argument words     `limit`: the call is refused if runs hold so many places; 0 for any number. `sent`: a `PublishMode`.
 --                     `newest`: the call supersedes a queued call that was published before. `due_in`: milliseconds until
---                     the call is due. `within`: the most milliseconds until then from the publication of the first
---                     superseded call.
+--                     the call is due. `within`: the call is due at most so many milliseconds after the publication
+--                     of the first superseded call.
 -- @argument about     the rest of the mark, see parts/marks.lua.
 --
 -- Returns  {'marked', sooner}          Publish the call, due earlier by so many microseconds.
