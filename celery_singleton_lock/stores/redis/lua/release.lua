@@ -80,5 +80,7 @@ if lock.line then
   stopped_short = wake_next(key, lock.line, held, is_kept and 1 or 0)
 end
 wake_successor(key, lock.successor)
-delete_if_idle(key)
+if not lock.line or lock.line.first > lock.line.last then
+  delete_if_idle(key)
+end
 return {lost, marked, stopped_short and 1 or 0}
