@@ -83,7 +83,7 @@ def test_a_lease_has_the_documented_names_and_no_others(app: Celery, way: Any) -
 
 def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     lost: list[LostReason] = []
-    late = Holding(store_of(app), Claim(KEY, "mine", 1.0), on_lost=lambda _, reason: lost.append(reason))
+    late = Holding(store_of(app), Claim(KEY, "mine", 30.0), on_lost=lambda _, reason: lost.append(reason))
     late.acquire()
     late.release()
 
@@ -156,7 +156,7 @@ def test_an_unexpected_error_is_told_and_the_thread_goes_on(
             raise errors.pop()
         return own(*args, **kwargs)
 
-    lease = Lock("stock", app=app, ttl=3).acquire()
+    lease = Lock("stock", app=app, ttl=6).acquire()
     assert lease is not None
     monkeypatch.setattr(owner, name, fail)
     if where == "background":
@@ -175,7 +175,7 @@ def test_an_unexpected_error_is_told_and_the_thread_goes_on(
 
 
 def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> None:
-    lock = Lock("stock", app=app, ttl=2)
+    lock = Lock("stock", app=app, ttl=4)
     key = lock.key
     with lock as lease:
         # It brings the scripts to the server, whose errors keep frames until the garbage collector comes.

@@ -127,7 +127,7 @@ def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, a
     begin(place)
     try:
         # An answer serves for some seconds. A machine that stands still meanwhile looks like a silent store at first.
-        until(lambda: words in visitor.get("/healthz").body, "the probe is told why")
+        until(lambda: words in visitor.get("/healthz").body, "the probe is told why", timeout=60)
         assert visitor.get("/healthz").status == 503
         health, page = visitor.get("/healthz").body, visitor.get().body
         assert health.startswith("runs cannot lock: ")
