@@ -454,8 +454,10 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """Seconds until the call expires, from its due time until then (0: `lock_queue_ttl`), and until it is due."""
-    moments = [options.get("countdown"), options.get("eta")]
-    due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
+    due_in = 0.0
+    for moment in (options.get("countdown"), options.get("eta")):
+        if moment:
+            due_in = max(due_in, seconds_until(task, moment))
     longest = due_in + task.lock_options.queue_ttl
     seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
     return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0, due_in

@@ -84,7 +84,7 @@ def marker_of(task_id: str, message: int) -> str:
     return f"done:{task_id}:{message}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Marked:
     """The call is marked as queued."""
 
