@@ -86,7 +86,7 @@ class Row:
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
-    def place(self) -> int | None:
+    def position(self) -> int | None:
         """The position of the row's turn in the line, from 1; None without a turn."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
@@ -124,7 +124,7 @@ class Row:
             "queue": self.about.queue,
             "queued_for": _rounded(self.queued_for),
             "due_in": _rounded(self.due_in),
-            "place": self.place,
+            "position": self.position,
             "asked_by": self.asked_by,
             "not_renewed": self.about.is_unrenewed or None,
             "problem": self.lock.problem,
@@ -278,7 +278,7 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """A call as text, with what it does now if it has not ended."""
     found = next((row for row in rows if row.state in _NOW), None)
-    now = found and _NOW[found.state] + (f", in place {found.place}" if found.place else "")
+    now = found and _NOW[found.state] + (f", position {found.position} in the line" if found.position else "")
     is_requeued = call["state"] == states.RETRY
     if is_requeued and now is None:
         now = f"is requeued, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "is requeued"

@@ -166,7 +166,7 @@ def test_who_waits_occupies_no_process_and_asks_nobody(
             assert task.delay("other", 0, 0.1).get(timeout=SOON) == 0
         # One that is called as the machine stands still asks once more.
         assert asked + 20 <= worker.log().count("] received") < asked + 30
-        assert "in place 1" in _what_became_of(tasks.app, line_of(task)[0])
+        assert "position 1 in the line" in _what_became_of(tasks.app, line_of(task)[0])
         assert len(line_of(task)) == 20
 
 

@@ -267,9 +267,9 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     store_of(tasks.app).mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
     now = [now_of(operate("show", each).stdout) for each in (holder.id, waiter.id, "id-q")]
 
-    told = row["key"], row["state"], row["task_id"], row["waiters"], row["place"]
+    told = row["key"], row["state"], row["task_id"], row["waiters"], row["position"]
     assert told == (key, "waiting", waiter.id, 1, 1)
-    assert now == ["holds the lock", "waits for the lock, in place 1", "is queued"]
+    assert now == ["holds the lock", "waits for the lock, position 1 in the line", "is queued"]
     assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
     open_gate(recorder, "all is shown")
     assert waiter.get(timeout=PROMPTLY) == 0
