@@ -382,7 +382,7 @@ local function insert_turn(turn)
     void = void + step
   end
   for each = void, ticket + step, -step do
-    write_turn(key, each, turns[each - step])
+    call('HSET', key, 'q' .. each, turns[each - step].value, 'w' .. turns[each - step].token, each)
   end
   write_turn(key, ticket, turn)
   -- The turn at the front may have moved one ticket before it.

@@ -42,7 +42,7 @@ local function turn_in(value)
     return {
       rank = rank, state = state, since = rank + since * 1000, deadline = rank + lasts * 1000000, published = rank - before,
       limit = tonumber(limit), copies = copies, token = token == '@' and '@' .. task_id or token, task_id = task_id,
-      is_message = token == '@', word = 'waiting',
+      is_message = token == '@', value = value, word = 'waiting',
     }
   end
 end
