@@ -156,7 +156,10 @@ class SingletonRequest(Request):
         lease = self.lease
         if lease is None:
             return None
-        return InLine(lease.store, claim_in_line(self.task, lease.claim, self._notes(), self.request_dict))
+        notes = self._notes()
+        timeout = None if notes.newest else self.task.lock_options.wait_timeout
+        claim = claim_in_line(self.task, lease.claim, notes, self.request_dict)
+        return InLine(lease.store, claim, float("inf") if timeout is None else timeout)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

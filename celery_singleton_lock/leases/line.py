@@ -76,11 +76,13 @@ class InLine:
 
     Attributes:
         store, claim: The store, and the claim that the run of the message will make.
+        timeout: Seconds after its first refusal for which the call waits, by the store's clock.
         is_new: The run of the message has not asked yet, so the line takes the turn.
     """
 
     store: Store
     claim: Claim
+    timeout: float = float("inf")
     is_new: bool = False
 
 
@@ -255,7 +257,7 @@ class Line:
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, position: Position) -> float:
         """Let the message come if it has to. Returns the seconds until the first turn looks again."""
-        if position.comes:
+        if position.comes or position.at >= one.claim.refused_at + one.timeout * 1_000_000:
             self._wake(one)
             return _AT_ONCE
         return _pause_of(position, one.claim.ttl, is_deaf=lock.is_deaf)
