@@ -21,7 +21,7 @@ from celery.worker.request import Request
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
-from celery_singleton_lock.leases.counters import note
+from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import has_fired
 from celery_singleton_lock.leases.lease import new_token
@@ -218,6 +218,7 @@ class SingletonRequest(Request):
             named = replace(each, task_name=each.task_name or task.name)
             log.tell_of_death(lease.key, named, "its pool process died while it held the lock")
             note(lease.store, lease.key, "holder_died", "", task.name, each)
+            count(lease.store, lease.key, "holder_died", task.name)
         if is_lost:
             is_taken = not mine and len(state.holders) >= lease.claim.limit
             lease.report_lost("taken" if is_taken else "expired")

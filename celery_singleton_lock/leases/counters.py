@@ -38,7 +38,7 @@ _USUAL = ("rescheduled", "joined", "parked", "dropped")
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the buckets of a histogram, in seconds; one more bucket has the longer times."""
 
-What = Literal["acquired", "conflicts", "lost", "taken_over", "unlocked", "unanswered", "late", "held"]
+What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
 """The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
 
 

@@ -221,8 +221,9 @@ class Holding(Renewable):
         """Count its grant, and send `lock_acquired`. Its release is then counted and sent as well."""
         self._is_reported = True
         counters.add(self.store, self.key, "acquired", self._task, "", self.waited)
-        if self.grant.took_over:
+        if (died := self.grant.died) is not None:
             counters.add(self.store, self.key, "taken_over", self._task)
+            counters.add(self.store, self.key, "holder_died", died.task_name or self._task)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self._sender, lease=self.view)
 

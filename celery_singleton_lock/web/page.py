@@ -229,10 +229,14 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     rows = [row for row in seen.rows if is_meant(row.name, pattern)]
     recent = [event for event in events or () if is_meant(lock_name_of(event["key"]), pattern)][:_MOST_EVENTS]
     total = totals_of(rows, lambda _: "").get("", Total())
+    verdict = verdict_on(seen, events, leads)
+    if trouble is not None:
+        # The store may refuse to record the events, so that an hour of faults would look like a quiet one.
+        del verdict["facts"]["Last hour"]
     return facts | {
         "now": _shown(seen.at),
         "alone": OF_ONE_PROCESS if locks.store.is_of_one_process else None,
-        "verdict": verdict_on(seen, events, leads),
+        "verdict": verdict,
         "sums": {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
         | {"Longest held": duration(total.longest or None)},
         "lines": list(_lines(rows)),

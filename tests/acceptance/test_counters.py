@@ -1,20 +1,22 @@
 """The counts of workers and publishers arrive on the page for Prometheus, however their processes end."""
 
+import os
 import re
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
 from tests.gates import open_gate
-from tests.recorder import Recorder
+from tests.recorder import Event, Recorder
 from tests.waiting import until
 from tests.workers import workers
 
@@ -73,3 +75,24 @@ def test_each_end_of_a_call_is_counted(recorder: Recorder) -> None:
     assert of("conflicts_total", task, 'outcome="skipped",') == 3
     assert of("held_seconds_sum", task) >= 2
     assert of("lost_total", tasks.skipped, 'reason="broken",') == 1
+
+
+def test_each_death_of_a_holder_is_counted_by_its_main_process_or_by_the_next_holder(recorder: Recorder) -> None:
+    task, died = tasks.skipped, "holder_died_total"
+    with workers(APP, {"TEST_TTL": "30"}):
+        for number in (1, 2):
+            result = task.delay(number, 60.0)
+
+            def runs(result: Any = result) -> list[Event]:
+                return [event for event in recorder.events("enter") if event.run == result.id]
+
+            os.kill(until(runs, "it runs", timeout=PROMPTLY)[0].pid, SIGKILL)
+            until(lambda number=number: of(died, task) >= number, "its main process counts it", timeout=PROMPTLY)
+        assert of("taken_over_total", task) == 0
+
+        key, store = task.lock_key_for("k"), store_of(tasks.app)
+        store.acquire(Claim(key, "dead", 1.0, facts=Facts("id-dead")))
+        until(lambda: not store.holders(key), "its lease has run out", timeout=PROMPTLY)
+        assert task.delay("k").get(timeout=PROMPTLY) == "ran"
+        until(lambda: of(died, task) >= 3, "the next holder counts it", timeout=PROMPTLY)
+        assert of("taken_over_total", task) == 1

@@ -93,6 +93,7 @@ def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise(a
     assert samples[sample("singleton_lock_lost_total", task="shop.sync", reason="unreachable")] == 0
     assert samples[sample("singleton_lock_unanswered_total", task="shop.sync", policy="reschedule")] == 0
     assert samples[sample("singleton_lock_taken_over_total", task="shop.sync")] == 0
+    assert samples[sample("singleton_lock_holder_died_total", task="shop.sync")] == 0
 
 
 def test_who_holds_and_what_is_queued_is_told_and_the_lease_of_a_beat_is_that_of_no_task(app: Celery) -> None:
@@ -160,7 +161,7 @@ SERIES = {
     **dict.fromkeys((f'held_seconds_count{{task="{task}"}}' for task in ("stuck", "slow")), "0+1x200"),
     'oldest_queued_seconds{task="orphaned"}': "0+60x200",
     **dict.fromkeys((f'oldest_queued_seconds{{task="{task}"}}' for task in ("busy", "queued")), "60x200"),
-    'taken_over_total{task="killed"}': "0+1x200",
+    'holder_died_total{task="killed"}': "0+1x200",
     "up": "1x20 0x200",
 }
 # The counters stand still, and afterwards the workers add theirs in one jump.

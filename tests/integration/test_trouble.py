@@ -136,6 +136,7 @@ def test_what_stops_the_runs_is_said_with_its_reason_and_its_end(place: Place, a
         # The words of the server stand in sentences of ours.
         said = html.unescape(page.partition('role="alert">')[2].partition("</p>")[0])
         assert re.search(r"[^.]\.$", said), said
+        assert "nothing unusual" not in page
         with pytest.raises(StoreError) as error:
             try_store(app, 1.0)
         assert not re.search(r"\.[;:,)]", f"{error.value}; and then"), error.value
