@@ -281,6 +281,19 @@ class Turns(Contract):
 
         assert line_of(store) == [each.facts.task_id for each in calls]
 
+    def test_the_first_of_a_long_line_stays_the_first_as_a_call_comes_back_behind_it(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first = turn_of(store, "first")
+        self.pass_time(ON_ITS_WAY + 1)
+        for number in range(100):
+            turn_of(store, f"later {number}", published=1 + number)
+        refused(store.acquire(replace(message("lost"), rank=first.rank + 1)))
+        with listening(store, "first", "lost") as heard:
+            store.release(claim("a"), None)
+
+            until(lambda: _called(heard), "one of them is called")
+        assert _called(heard) == {"first"}
+
     def test_a_rank_that_lies_ahead_counts_from_now(self, store: Store) -> None:
         # The clock of the store was set back meanwhile; or the message is another store's.
         store.acquire(claim("a"))
@@ -310,6 +323,14 @@ class Turns(Contract):
         granted(store.acquire(message("after a while")))
         refused(store.acquire(away))
         assert line_of(store) == ["away", "another"]
+
+    def test_a_turn_whose_time_is_over_keeps_nobody_out(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=10 * SHORT))
+        refused(store.acquire(replace(claim("dead"), turn_for=SHORT, waits_here=True)))
+        self.pass_time(SHORT + 1)
+        store.release(claim("a"), None)
+
+        granted(store.acquire(message("new")))
 
     def test_who_cannot_wait_is_not_kept_out_by_one_that_is_away(self, store: Store) -> None:
         store.acquire(claim("a"))
