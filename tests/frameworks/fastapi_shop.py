@@ -18,8 +18,9 @@ api = FastAPI()
 
 
 @app.task(base=SingletonTask, lock_key=("supplier_id",), lock_mode="until_executed")
-def import_catalogue(supplier_id: int) -> int:
-    return len(list(pages(supplier_id)))
+def import_catalogue(supplier_id: int) -> str:
+    list(pages(supplier_id))
+    return f"imported {supplier_id}"
 
 
 @api.post("/suppliers/{supplier_id}/import", status_code=202)

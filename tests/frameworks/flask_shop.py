@@ -32,8 +32,8 @@ def celery_init_app(app: Flask) -> Celery:
 
 @shared_task(base=SingletonFlaskTask, lock_key=("supplier_id",))
 def import_catalogue(supplier_id: int) -> str:
-    number = len(list(pages(supplier_id)))
-    return f"{number} pages, prices in {current_app.config['CURRENCY']}"
+    list(pages(supplier_id))
+    return f"imported, prices in {current_app.config['CURRENCY']}"
 
 
 def create_app() -> Flask:

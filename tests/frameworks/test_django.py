@@ -443,7 +443,7 @@ def test_a_duplicate_is_skipped_and_what_is_rolled_back_is_not_published(env: di
         "deleted": [409, True, 200],
         "answer": 202,
         "duplicate": ["REVOKED", True],
-        "holder": ["SUCCESS", "2"],
+        "holder": ["SUCCESS", "null"],
         "supplier": "imported",
         "bodies": ["1"],
     }

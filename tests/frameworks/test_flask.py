@@ -37,7 +37,7 @@ def test_a_duplicate_is_skipped_and_each_body_has_the_context_of_the_app(env: di
     with workers(SHOP, env):
         told = visited(visit, env)
 
-    ran = {"state": "SUCCESS", "result": "2 pages, prices in EUR"}
+    ran = {"state": "SUCCESS", "result": "imported, prices in EUR"}
     assert told["first"] == told["other"] == ran
     assert told["duplicate"]["state"] == "REVOKED"
     assert told["holder"] in told["duplicate"]["result"]

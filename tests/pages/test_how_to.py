@@ -94,11 +94,27 @@ def test_recipes(shop: Program, worker: StartWorker) -> None:
     assert waiting.get(timeout=SOON) == "silver"
 
 
-def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorker) -> None:
+OCCUPY = """
+@app.task
+def occupy():
+    with Lock("gate", app=app):
+        pass
+"""
+
+
+def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorker, folder: Path) -> None:
     module = shop("docs/how-to/recipes.md")
+    exec(OCCUPY, vars(module))
+    with (folder / "shop.py").open("a") as program:
+        program.write(OCCUPY)
     worker(concurrency=1)
     control = module.app.control
-    until(lambda: control.cancel_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
+    with Lock("gate", app=module.app):
+        module.occupy.delay()
+        received = module.import_catalogue.delay(8)
+        until(lambda: received.id in str(control.inspect().reserved()), "the worker has received it", timeout=SOON)
+        until(lambda: control.cancel_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
+    assert received.get(timeout=SOON) == "imported"
 
     paused = module.import_catalogue.delay(7)
     with pytest.raises(NoResult):
@@ -147,9 +163,11 @@ def test_choose_a_rate(shop: Program, worker: StartWorker, folder: Path) -> None
 def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
     # The page asserts itself.
     module = shop("docs/how-to/unique-in-the-queue.md")
+    module.call_twice()
+    first = module.import_catalogue.delay(7)
 
     worker()
-    assert module.first.get(timeout=SOON) == "imported 7"
+    assert first.get(timeout=SOON) == "imported 7"
     older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
     assert newest.get(timeout=SOON) == 2
     with pytest.raises(CallRevoked, match=newest.id):
