@@ -53,7 +53,7 @@ from celery_singleton_lock.stores.records import Holder, LockState
 if TYPE_CHECKING:
     from typing import Generic
 
-    # They have defaults, so that `SingletonTask` without parameters is a complete type.
+    # `P` and `R_co` have defaults, so that `SingletonTask` without parameters is a complete type.
     from typing_extensions import ParamSpec, TypeVar
 
     P = ParamSpec("P", default=...)
@@ -116,7 +116,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # Instead of `track_started`: Celery would store STARTED before it asks for the lock, so a second delivery of a
+    # Instead of `track_started`: Celery would store STARTED before the run asks for the lock, so a second delivery of a
     # message could store STARTED over the end of the first.
     stores_started: bool = False
 
@@ -204,7 +204,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """A publisher asks the store nothing, so it leaves a key of plain arguments to the worker."""
+        """The publisher leaves the key of plain arguments to the worker, because it has nothing to ask the store."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
@@ -308,7 +308,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             with telling_joiners(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
-            # Celery takes a `LockLost` in its publishing for an error of the broker, and would end without a result.
+            # To Celery, a `LockLost` while it publishes is a broker error, and the run would end without a result.
             if isinstance(rejected.reason, LockLost):
                 raise rejected.reason from None
             raise
@@ -329,7 +329,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
-        # Without `headers`, Celery takes each name that it does not know for a header, and publishes it with a retry.
+        # Without `headers`, Celery treats each name that it does not know as a header, and publishes it with a retry.
         return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -346,7 +346,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # A strategy takes the timer from its consumer, and the class for requests from its task, as it is made.
+        # When a strategy is made, it takes the timer from its consumer, and the class for requests from its task.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -398,7 +398,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run."""
-        # The body may call its task, and so may a later hook where no subclass has a `__call__`.
+        # The body may call its task. If no subclass has a `__call__`, a later hook may, too.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

@@ -4,7 +4,8 @@ Celery keeps such a message in its timer. The message leaves the timer once: at 
 woken.
 
 A message waits here after its run was refused. A new message waits here at once if other calls of its key are in this
-worker, in the pool or in line. Its run would need a process only to be refused. The line takes the turn of the message.
+worker, in the pool or in line. Its run would need a process only to be refused. The line asks for the turn of the
+message.
 """
 
 import logging
@@ -88,7 +89,7 @@ class WaitingMessages:
         return getattr(self._timer, name)
 
     def start(self) -> None:
-        """Start the messages whose turns are woken from now on: in the event loop if the worker has one."""
+        """From now on, start messages when their turns are woken: in the event loop if the worker has one."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
         if self._hub is not None:
@@ -115,7 +116,7 @@ class WaitingMessages:
             end.close()
 
     def _leave_line(self, **_: Any) -> None:
-        """From now on, wake other turns than those of these messages."""
+        """Take all messages out of the line, so that other turns are woken instead."""
         for one in list(self._waiting):
             self._line.remove(one)
 
@@ -129,11 +130,11 @@ class WaitingMessages:
         waiting = self._waiting[one] = Waiting(go, args)
         message = one.claim.channel, one.claim.message
         if (other := self._latest.get(message)) is not None:
-            # The broker has delivered a message again that waits here, and not every broker says so.
+            # The broker has redelivered a message that waits here, and not every broker marks a redelivery.
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
-        # Join the line first: a time that has passed calls `_go` at once, which leaves the line.
+        # Join the line first: if *at* has passed, the timer calls `_go` at once, which leaves the line.
         self._line.add(one)
         waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
         self._look_for_revoked()
@@ -172,7 +173,7 @@ class WaitingMessages:
     def _has_turn(self, one: InLine, conflict: Conflict) -> bool:
         if (waiting := self._waiting.get(one)) is None:
             return False
-        # The dispatcher of its event belongs to the thread of the consumer.
+        # Send the event in the consumer's thread, which owns the event dispatcher.
         waiting.args[0].report(conflict, self._call_soon)
         # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
         self._ring()
@@ -249,14 +250,14 @@ def _nothing() -> None:
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """New calls of the task may take their turns in the main process: a run would first of all ask for the lock."""
+    """New calls of the task may wait in the main process: their runs would do nothing before they ask for the lock."""
     try:
         options = task.lock_options
     except ConfigurationError:
         return False
     takes_turns = POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
     is_patient = options.wait_timeout is None or options.wait_timeout >= REFUSED.first
-    # With quorum queues a message that waits here would be one of the few that the broker sends.
+    # With quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
     return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
 
 
@@ -275,7 +276,7 @@ class RequestInTurn(SingletonRequest):
                 self._stand_in_line(may_be_copy=way == "copy")
 
     def _way_of_new(self) -> str:
-        """`first` or `copy` if the run of the message would be the first that asks for this call; otherwise empty.
+        """`first` or `copy` if the message shows no earlier request for the lock; otherwise empty.
 
         Any other message (a retry, one with an ETA) goes to the pool. A copy may have a turn in line already.
         """
@@ -310,7 +311,7 @@ class RequestInTurn(SingletonRequest):
         return time.monotonic() - self._accepted_at > _A_MOMENT
 
     def note_turn(self, claim: Claim) -> None:
-        """Let its run find the turn that was taken here in the notes on its message."""
+        """Write the turn that was taken here into the notes of the message, where its run finds it."""
         if self._in_line is not None and claim.rank:
             noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
             self._request_dict[HEADER] = {**self._notes().header(), **noted}

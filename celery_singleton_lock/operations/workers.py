@@ -50,7 +50,7 @@ def ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | N
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
-    # If the app allows one connection only, each question waits for the last.
+    # If the app allows one connection only, the questions go out one after another.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
     for thread in asking:
         thread.join(max(0.0, give_up_at - clock()))
@@ -82,14 +82,14 @@ def _queues_in(said: Any) -> set[str] | None:
     if not isinstance(said, list):
         return None
     names = {each.get(word) for each in said for word in ("name", "alias")}
-    # A route names a broadcast by its exchange, because each worker has a queue of its own for it.
+    # A route names the exchange of a broadcast, because each worker has its own queue.
     names |= {each["exchange"]["name"] for each in said if each["exchange"]["type"] == "fanout"}
     return {str(name) for name in names if name}
 
 
 def _pool_named(name: str) -> type | None:
     pool = None
-    # Import nothing else just because a worker names it.
+    # Import only Celery's own modules, because the name comes from another process.
     if name.startswith("celery.concurrency."):
         with suppress(ImportError, AttributeError):
             pool = symbol_by_name(name)

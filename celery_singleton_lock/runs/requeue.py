@@ -59,7 +59,7 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> float:
-    """Seconds until the run asks again; soon after *expires_in*, when its key may be free."""
+    """Seconds until the run asks again, hardly more than *expires_in*, after which its key may be free."""
     tries = run.notes.tries
     longest = backoff.longest
     if backoff.is_patient:
@@ -69,7 +69,7 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
 
 
 def delay_in_line(task: Task, expires: Any, left: float) -> float:
-    """Seconds until a message asks again if its turn is not woken before; at most those that are *left* of its wait."""
+    """Seconds until a message asks again if its turn is not woken before; at most the *left* seconds of its wait."""
     # A worker discards an expired message only when its countdown ends.
     return min(jittered(task.lock_options, float("inf")), left, until_expired(task, expires))
 
@@ -85,7 +85,7 @@ def publish_again(run: Run, delay: float, **notes: Any) -> Any:
     """Publish the message as it came.
 
     Arguments:
-        run: The run of the message. Its call goes on with what is published, under the same key.
+        run: The run of the message. The published message continues the call, under the same key.
         delay: Seconds until the message comes again.
         notes: Fields to change in the notes of the message.
 
@@ -156,7 +156,7 @@ def _queue_of(task: Task) -> str | None:
 
 
 def broker_delays(app: Celery) -> bool:
-    """RabbitMQ itself delays messages, so no worker has one before its time, and none can be woken."""
+    """RabbitMQ itself delays messages, so a message is in no worker before its time, and cannot be woken."""
     if app not in _delaying:
         driver = app.producer_pool.connections.connection.transport.driver_type
         _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])

@@ -101,7 +101,7 @@ class Ended(NamedTuple):
 
 
 class Run:
-    """One execution of a task whose key it has to hold."""
+    """One execution of a task with a lock key."""
 
     # The error for which the body calls `retry()`.
     retry_error: BaseException | None = None
@@ -295,7 +295,7 @@ class Run:
         return error is not None or self.lease.lost_reason is not None
 
     def _end_cooldown(self) -> None:
-        """End the cool-down, so that the next call can come at once; in a queue mode it began with the publication."""
+        """End the cool-down, which in a queue mode began with the publication, so that the next call can come."""
         self.claim.min_hold = 0.0
         if self.options.unique_in_queue:
             unmark(self.store, self.key, self.task_id)

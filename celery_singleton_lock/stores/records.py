@@ -38,7 +38,7 @@ class Facts:
 
 
 WHOLE = "*"
-"""Begins the token of a claim on the whole lock: granted if no place is taken; then no other place is granted."""
+"""The start of a token that claims the whole lock. The claim is granted if no place is taken, and keeps others out."""
 
 
 @dataclass(slots=True)
@@ -55,11 +55,11 @@ class Claim:
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # seconds for which late older calls end in its favour
+    supersedes_for: float = 0.0  # seconds for which older calls that come late end in its favour
     newest: Newest = ""
     queued_for: float = 0.0  # seconds for which the call still counts as queued if it is refused
     turn_for: float = 0.0  # seconds for which the call has a turn if it is refused
-    waits_here: bool = False  # the turn belongs to this process, and otherwise to the message
+    waits_here: bool = False  # the turn belongs to this process; if False, to the message
     rank: int = 0  # the position of its turn in the line: the moment of its first refusal; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
     patience: float = float("inf")  # seconds for the request, all tries together
@@ -88,7 +88,7 @@ def marker_of(task_id: str, message: int) -> str:
 class Marked:
     """The call is marked as queued."""
 
-    sooner: float = 0.0  # seconds by which the call has to be due earlier
+    sooner: float = 0.0  # seconds to subtract from the call's countdown
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Done:
 
 
 Marker = Literal["none", "left", "unknown"]
-"""Whether the store has a marker; it is unknown if it gave no answer."""
+"""Whether the store has a marker; `unknown` if the store gave no answer."""
 
 
 @dataclass(slots=True)
@@ -164,8 +164,8 @@ class Holder:
         published: When its call was published first, in microseconds.
         label: The text that its `lock_label` has made of the call.
         ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
-            example, gives its result to its caller only.
+        keeps_result: Others can read its result under its task id, if its task keeps results at all. A run in eager
+            mode, for example, gives its result to its caller only.
         call_ended: Its call has ended, although its run may go on. The next call may be published.
         due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
@@ -247,7 +247,7 @@ class Conflict:
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    is_near: bool = True  # its turn is among the next few, or the turn at the front was woken and may not come
+    is_near: bool = True  # its turn is among the next few, or the first turn was woken, whose message might be lost
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -266,7 +266,7 @@ class Position:
 
     at: int  # when the store answered, by its clock
     comes: bool  # the message comes now: its turn has come, or is gone
-    is_near: bool  # its turn is among the next few, or the turn at the front was woken and may not come
+    is_near: bool  # its turn is among the next few, or the first turn was woken, whose message might be lost
     free_in: float  # seconds until a place is free if nobody renews
 
 
@@ -311,7 +311,7 @@ class LockState:
         marks: The marks in force.
         waiters: How many have a turn. Beyond the first 200 tickets, calls that have left may still count.
         turns: The turns among the first 200 tickets, in their order.
-        asked_by: The person who has asked a holder to end, by the holder's token.
+        asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.

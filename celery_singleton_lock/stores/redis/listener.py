@@ -108,8 +108,8 @@ class Listener(DaemonThread):
     def remove(self, channel: str, *, at_once: bool = True) -> None:
         """Stop calling *heard* for *channel*, except for a call that is being made.
 
-        If not *at_once*, the thread is left asleep, and the server takes the channel for heard for some seconds more. A
-        caller that nobody will call on this channel again saves the time in which two threads compete for the GIL.
+        If not *at_once*, the thread sleeps on, and the server keeps the subscription for some seconds. Use that for a
+        channel on which nobody publishes again: a thread that wakes competes with the caller for the GIL.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:

@@ -44,7 +44,7 @@ local function read_marker(key, marker)
 end
 
 -- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
--- search a few random fields for markers that are over. So about a tenth of the markers in a hash is over at any time.
+-- search a few random fields for markers that are over. That leaves about a tenth of the markers in a hash expired.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -1,7 +1,7 @@
 -- The successor, which is the call that runs next.
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
--- Until the first moment the successor is coming: its message is in the broker, and the next free place is kept for it. That
--- moment is 0 once its run has begun. Until the second moment, older calls that were once the newest end in its favour.
+-- Before `<until>` the successor is coming: its message is in the broker, and the next free place is kept for it. `<until>`
+-- is 0 once its run has begun. Before `<superseding until>`, older calls that were once the newest end in its favour.
 
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
@@ -32,22 +32,22 @@ local function wake_successor(key, successor)
 end
 
 -- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; its policy is nil if
--- it never becomes the successor. Both are of one kind if both `replace`, or both are `rerun` of one task. Then:
+-- it never becomes the successor. The two are of one kind if both policies are `replace`, or `rerun` of one task. Then:
 --
 --   the successor               was published before the call   was published later
 --   is coming                   older_yields                    newer_wins
 --   never came                  older_yields                    predecessor
---   has begun, is remembered    predecessor                     newer_wins if the call was the newest, or predecessor
+--   has begun, is remembered    predecessor                     newer_wins if the call was the newest, otherwise predecessor
 --   has begun, is forgotten     none                            none
 --
--- If the kinds differ, a coming successor is a `stranger`, and any other is `none`, except that `newer_wins` holds for a
--- `replace` call there, too.
+-- If the kinds differ, `newer_wins` still holds for a `replace` call. Otherwise a coming successor is a `stranger`, and any
+-- other is `none`.
 --
 --   `mine`          the successor is the call.
 --   `newer_wins`    the call ends in favour of the successor.
 --   `older_yields`  the successor ends in favour of the call.
---   `predecessor`   older calls have ended in favour of the successor. Older calls end in favour of the call too:
---                   otherwise a late call would run after newer calls.
+--   `predecessor`   older calls have ended in favour of the successor, and now end in favour of the call:
+--                   otherwise a late older call would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
 --   `none`          no call depends on the successor.
 local function relation(caller, successor)
