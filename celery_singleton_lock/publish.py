@@ -59,7 +59,7 @@ _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "li
 # hang, so the worker meets the error, and the call fails there.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
-# Options of a call that decide where it goes, before its task and the settings.
+# Options of a call that override the destination given by its task and the settings.
 _DESTINATIONS = {"queue", "exchange", "routing_key"}
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
@@ -76,7 +76,7 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def replacing(origin: Origin) -> AbstractContextManager[None]:
-    """Note on each call of the same key that is published inside that it replaces this run."""
+    """Calls of the same key that are published inside note that they replace this run."""
     return _inside(_origin, origin)
 
 
@@ -119,7 +119,7 @@ def _known_of(
 ) -> tuple[Notes, str | None]:
     """The notes that the call has already, and its key; None if a key has to be made of its arguments.
 
-    A call keeps its key, because serialising may have changed its arguments, and a deploy the code that makes keys.
+    A call keeps its key: serialising may have changed its arguments, or a deploy may have changed the code of its key.
     """
     if run is not None:
         # A later attempt has the notes of its run, whatever its headers are.
@@ -143,7 +143,7 @@ def _known_of(
 def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
     try:
         return list(run.args) == list(args or ()) and dict(run.kwargs) == dict(kwargs or {})
-    except Exception:  # noqa: BLE001 (an argument's own; then a key is made of them)
+    except Exception:  # noqa: BLE001 (whatever an argument's `__eq__` raises; then make a key)
         return False
 
 
@@ -171,7 +171,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    # First, because this waits while another thread binds the task, which has no request until then.
+    # Read the options first: this waits while another thread binds the task, and an unbound task has no request.
     wanted = task.lock_options
     run = _own_run(task, options)
     notes, key = _known_of(task, run, args, kwargs, options)
@@ -429,7 +429,7 @@ def _silence_of(part: Hashable) -> StoreError | None:
 
 
 def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
-    """Return if the call may be sent unmarked. With `lock_on_store_error="raise"`, only if it is *sent* anyway."""
+    """Report *error*. With `lock_on_store_error="raise"` also raise it, unless the call is *sent* anyway."""
     is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
     log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)
@@ -453,7 +453,7 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the call expires, from its due time until then (0: `lock_queue_ttl`), and until it is due."""
+    """Seconds until the mark ends; from due time to `expires`, or 0 if `lock_queue_ttl` ends it; until due time."""
     due_in = 0.0
     for moment in (options.get("countdown"), options.get("eta")):
         if moment:

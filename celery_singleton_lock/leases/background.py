@@ -31,7 +31,7 @@ class Background(DaemonThread):
     """Calls functions, one after the other. Where threads are greenlets, this is a greenlet, too.
 
     Arguments:
-        stays: Whether the thread stays without work.
+        stays: Whether the thread goes on while it is idle.
     """
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
@@ -96,12 +96,12 @@ class PendingRelease:
     """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers.
 
     Attributes:
-        store, key: The lock that has it.
+        store, key: The lock of that lease, turn or mark.
         give_up_at: The moment, on `clock()`, at which it has expired in the store.
         release: Makes the request; a `StoreError` means that there was no answer.
         may_release: Called before each try; False puts the try off.
-        may_arrive: The request that makes the lease may still be under way on another connection, where this release
-            overtakes it. So the release is repeated for three seconds after its first answer.
+        may_arrive: The acquire or the mark may still be under way on another connection, and arrive after this release.
+            So the release is repeated for three seconds after its first answer.
     """
 
     store: Store

@@ -56,7 +56,7 @@ _ELSEWHERE = (
     "with the same singleton_lock_prefix and store"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# Age plus `expires_in` is one ttl before the first renewal, and at least four thirds of a ttl after it.
+# Before the first renewal, age plus `expires_in` is one ttl; after it, at least four thirds of a ttl.
 _RENEWED = 7 / 6
 
 
@@ -74,7 +74,7 @@ def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
-    """All findings, in the words of the docs, and whether the store does not answer.
+    """All findings, and whether the store does not answer.
 
     The workers and the store have *timeout* seconds each.
     """
@@ -357,7 +357,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
-    """Task names by the advice about these tasks."""
+    """Each advice about tasks, with the names of the tasks that need it."""
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit

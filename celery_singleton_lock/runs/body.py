@@ -59,7 +59,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left: nobody else would."""
-    # Give back the newest hold first: after an older hold it would count as released, and the `Lock` would stay held.
+    # Newest first: giving back an older hold would make a newer one count as released, and the `Lock` would stay held.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:

@@ -86,7 +86,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used; *advice* is None if that may pass without another setting."""
+    """No known server can be used; *advice* is None if the problem may pass without a change."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)

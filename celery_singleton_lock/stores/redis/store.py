@@ -59,7 +59,7 @@ class Store:
 
     Every request is bounded in time, and raises `StoreError` if no usable answer came. The request may still have
     worked, so every request is safe to repeat. Acquire recognises a token that it has granted, and renew and release
-    change nothing that another token holds. A grant or a renewal counts once that many *replicas* have it.
+    change nothing that another token holds. With *replicas*, a grant or a renewal counts once so many replicas have it.
     """
 
     has_parts = False
@@ -146,7 +146,7 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Position:
-        """Ask whether the turn of a waiting message has come. If its call is next, that mark lasts for longer."""
+        """Ask whether the turn of a waiting message has come. If its call is marked as next, that mark is extended."""
         asked = encoding.look_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
         return encoding.position_in(self.request(encoding.ACQUIRE, claim.key, asked)[0])
 
@@ -186,8 +186,8 @@ class Store:
     ) -> Release:
         """Give back the place or the turn of the token; with *place*, only that place.
 
-        In the same step the store keeps *ending* if another delivery is known or likely. It also keeps *ending* if the
-        lease had been lost, because the note that another delivery had come was lost with it.
+        In the same step the store keeps *ending* if another delivery is known or likely. After a lost lease
+        the store keeps *ending* in any case: the note of another delivery is gone with the lease.
         """
         arguments = encoding.release_arguments(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
@@ -228,10 +228,9 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        Another queued call is in its way, and so is a call whose cool-down keeps the key. If *limit* is not 0, the runs
-        that hold the key are in its way once they are at least so many. No other call of the key is published for
-        *cooldown* seconds. *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields
-        of `Holder`.
+        Another queued call is in its way, and so is a call whose cool-down keeps the key. If *limit* is not 0, runs
+        that hold *limit* places or more are in its way, too. No other call of the key is published for *cooldown*
+        seconds. *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`.
 
         The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a row
         of such calls, the last is due at most *within* seconds after the publication of the first.
@@ -260,7 +259,7 @@ class Store:
         key.
 
         If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
-        `succeeds`, only a newer call counts, which may be queued, come next, or have begun.
+        `succeeds`, only a newer call is a conflict, whether it is queued, is next, or has begun.
         """
         says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         reply = self.request(encoding.UNMARK, key, encoding.unmark_arguments(task_id, claim, **says))[0]
@@ -272,7 +271,7 @@ class Store:
         self.request(encoding.MARK_DONE, key, encoding.MARK_DONE.arguments(marker=marker, **ending))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot, a moment of a beat's entry. False if it was sent, or another beat leads."""
+        """Claim a slot: one due time of a beat's entry. False if it was sent, or another beat leads."""
         return self._change_slot(key, "claim", slot)
 
     def note_slot(self, key: str, slot: Slot) -> bool:

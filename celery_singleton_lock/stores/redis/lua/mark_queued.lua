@@ -61,7 +61,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended keeps out no other call: nobody would store a result for the other.
+  -- A run whose call has ended keeps no other call out: joining an ended call would lose the other's work.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)
