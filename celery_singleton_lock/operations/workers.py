@@ -102,7 +102,7 @@ def about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | Non
         return None, f"the workers could not be asked: {silence}"
     if not workers:
         is_well = None if app.conf.task_always_eager or not lockable(app) else False
-        return is_well, "no worker has answered: start one; one with the solo pool cannot answer while it runs a task"
+        return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
     faults = []
     for name, worker in sorted(workers.items()):
         if worker.pool is not None:

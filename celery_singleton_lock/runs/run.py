@@ -327,7 +327,7 @@ class Run:
                 mark()
                 return
             except StoreError as error:
-                text = "until it is written in the background, a copy of this message may run: %s"
+                text = "until the marker is written in the background, a copy of this message may run: %s"
                 log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
         background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 

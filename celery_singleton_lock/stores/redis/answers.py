@@ -47,7 +47,7 @@ _ADVICE = {
         "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS"
     ),
     r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
-        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT"
+        "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
     ),
     # An older server has our command, but not its options.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
