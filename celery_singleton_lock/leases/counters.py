@@ -27,7 +27,7 @@ _EVERY = 5.0
 _AGAIN = 15.0
 _BOUND = 1.0
 # The counts, and the events for the history, that a process keeps between two flushes; the oldest are dropped.
-_MOST_EVENTS = 100_000
+_MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
 BEGINS_EVENT = '{"at": "'
@@ -64,7 +64,7 @@ class Counters:
             return
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
-        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_EVENTS)
+        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
         # For each key of a store a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
         self._tasks: set[str] = set()
