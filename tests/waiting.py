@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Self, TypeVar
 
+from celery_singleton_lock.errors import StoreError
+
 T = TypeVar("T")
 
 
@@ -14,11 +16,15 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
     while True:
         # Before the look, so that there is a last one after the deadline, however long this process has been paused.
         is_over = time.monotonic() > deadline
-        value = condition()
-        if value:
-            return value
+        problem = None
+        try:
+            if value := condition():
+                return value
+        except StoreError as error:
+            # A machine that pauses for longer than a request may take is no fault.
+            problem = error
         if is_over:
-            raise AssertionError(f"not within {timeout:g} s: {what}")
+            raise AssertionError(f"not within {timeout:g} s: {what}") from problem
         time.sleep(0.01)
 
 

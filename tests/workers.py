@@ -10,7 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from celery import Celery
+
 from tests.forge import Started, start
+from tests.recorder import Event
 from tests.waiting import until
 
 
@@ -101,6 +104,21 @@ class Worker:
     def _died(self) -> bool:
         assert self._process is not None
         return self._process.poll() is not None
+
+
+def kill_child(app: Celery, run: Event, number: int = 1) -> None:
+    """SIGKILL the pool process of a run, once one of *number* workers knows that the process has taken the task.
+
+    If two processes die at about the same time, Celery may not know yet what the second one has taken. Then it runs
+    that task again in another process, and tells nobody.
+    """
+
+    def is_known() -> bool:
+        active = app.control.inspect(limit=number).active() or {}
+        return any(request["id"] == run.run for requests in active.values() for request in requests)
+
+    until(is_known, "its worker knows who runs it", timeout=60)
+    os.kill(run.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from tests.acceptance.conftest import APP, new_call
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
 from tests.waiting import until
-from tests.workers import workers
+from tests.workers import kill_child, workers
 
 TTL = 3.0
 COMBINED = "tests.acceptance.combined_app"
@@ -79,7 +79,7 @@ def test_a_release_after_expiry_leaves_the_successors_lock_alone(recorder: Recor
 
 
 def kill(task_app: Any, run: Event, result: Any) -> None:
-    os.kill(run.pid, signal.SIGKILL)
+    kill_child(task_app, run)
 
 
 def of_run(recorder: Recorder, result: Any) -> list[Event]:

@@ -1,12 +1,9 @@
 """A request class of the user's and ours serve the same task: neither loses what it does."""
 
-import os
-import signal
-
-from tests.acceptance.request_app import TASKS
+from tests.acceptance.request_app import TASKS, app
 from tests.recorder import Recorder
 from tests.waiting import until
-from tests.workers import workers
+from tests.workers import kill_child, workers
 
 APP = "tests.acceptance.request_app"
 
@@ -17,7 +14,7 @@ def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_tol
             task.delay(name)
         begun = until(lambda: len(found := recorder.events("enter")) == len(TASKS) and found, "all run")
         for event in begun:
-            os.kill(event.pid, signal.SIGKILL)
+            kill_child(app, event)
 
         for name, task in TASKS.items():
             until(lambda t=task, n=name: not t.lock_holders(n), f"the key of {name} is free", timeout=40)

@@ -1,6 +1,5 @@
 """Every way in which a run can end, and what is promised of it on each pool."""
 
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.endings.app import LONG, SHORT
 from tests.recorder import Event
+from tests.workers import kill_child
 
 if TYPE_CHECKING:
     from tests.endings.stage import Stage
@@ -26,8 +26,8 @@ def by_itself(stage: "Stage", run: Event, result: Any) -> None:
     """Nobody does anything."""
 
 
-def _signal_pool_process(number: int) -> Act:
-    return lambda stage, run, result: os.kill(run.pid, number)
+def _kill_pool_process(stage: "Stage", run: Event, result: Any) -> None:
+    kill_child(result.app, run, number=len(stage.workers))
 
 
 def _revoke(number: str) -> Act:
@@ -107,7 +107,7 @@ ENDINGS = (
     ),
     Ending(
         "the pool process is killed, as by a lack of memory",
-        act=_signal_pool_process(signal.SIGKILL),
+        act=_kill_pool_process,
         ttl=LONG,
         promised="within seconds",
         elsewhere=_only(_NO_POOL_PROCESS, "prefork"),

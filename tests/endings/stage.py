@@ -41,7 +41,7 @@ class Stage:
         self.late = acks == "acks_late"
         self.endings = [ending for ending in ENDINGS if ending.cell(column) in BOUNDS]
         self._stack = ExitStack()
-        self._workers: list[Worker] = []
+        self.workers: list[Worker] = []
         self._brokers: dict[Worker, Proxy] = {}
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.close()
         self._stack.close()
 
@@ -64,7 +64,7 @@ class Stage:
         alone = [ending for ending in self.endings if ending.alone]
         self._start("together", concurrency=len(together))
         # A pool of greenlets may be ready before it hears a revocation.
-        until(lambda: len(app.control.ping(timeout=0.5)) == len(self._workers), "the workers listen", timeout=60)
+        until(lambda: len(app.control.ping(timeout=0.5)) == len(self.workers), "the workers listen", timeout=60)
         at_once = 1 if self.pool == "solo" else len(together)
         with ThreadPoolExecutor(at_once) as players:
             found = dict(players.map(lambda ending: (ending.name, self._play(ending, "together")), together))
@@ -74,7 +74,7 @@ class Stage:
 
     def worker_of(self, run: Event) -> Worker:
         """The worker that does this run, itself or in a child."""
-        return next(worker for worker in self._workers if worker.pid == os.getpgid(run.pid))
+        return next(worker for worker in self.workers if worker.pid == os.getpgid(run.pid))
 
     def broker_of(self, worker: Worker) -> Proxy:
         """Its way to the broker. Each has its own: kombu loses what a worker takes as its connection is cut."""
@@ -112,7 +112,7 @@ class Stage:
             pool=self.pool,
             concurrency=concurrency,
         )
-        self._workers.append(worker.start())
+        self.workers.append(worker.start())
         self._brokers[worker] = broker
         worker.ready()
 
