@@ -34,8 +34,8 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, is_later_attempt, text_of, way_of
-from celery_singleton_lock.runs.policies import POLICIES
-from celery_singleton_lock.runs.requeue import REFUSED, broker_delays, delay_in_line
+from celery_singleton_lock.runs.policies import POLICIES, REFUSED, delay_in_line
+from celery_singleton_lock.runs.requeue import broker_delays
 from celery_singleton_lock.stores.records import Claim, Conflict
 from celery_singleton_lock.worker import SingletonRequest
 

@@ -16,8 +16,20 @@ from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, has_ended, unmark, until_expired, workflows_of
 from celery_singleton_lock.runs.message import Notes, has_copies, is_later_attempt, redelivered_within
-from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, WaitsHere, count_wait, longest_wait
-from celery_singleton_lock.runs.requeue import CONTINUED, PARKED, broker_delays, delay_of, jittered, publish_again
+from celery_singleton_lock.runs.policies import (
+    CONTINUED,
+    POLICIES,
+    SOON,
+    Policy,
+    Refused,
+    WaitsHere,
+    count_wait,
+    delay_of,
+    end_of_joined,
+    jittered,
+    longest_wait,
+)
+from celery_singleton_lock.runs.requeue import broker_delays, publish_again
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
@@ -85,12 +97,14 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
         # The turn lasts for as long as the broker may deliver the message again.
         claim.turn_for = redelivered_within(options)
         claim.rank = notes.rank or notes.refused_at
-    if run.way == "copy" and notes.joins:
+    if not notes.joins:
+        return None
+    if run.way == "copy":
         # A copy may have a run already, so ask before it joins a result; a limit of 0 grants no place.
         answer = run.store.acquire(replace(claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return _carry_out(run, _refused_copy(run, answer))
-    fate = policy.before_acquire(run)
+    fate = end_of_joined(run)
     return None if fate is None else _carry_out(run, fate)
 
 
@@ -160,7 +174,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
     # A copy heeds no queued call, because an earlier delivery may have begun. With `rerun` and `replace` a copy still
     # yields to a newer call.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
-    heeds = not (run.is_later_attempt or is_copy or policy.occupies_a_slot)
+    heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
@@ -201,7 +215,7 @@ def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
             return Refused("dropped", holder)
         # The result of that run is about to be stored. If its process dies before that, this delivery runs.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
-    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else PARKED, expires_in))
+    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
 
 def _of_newest(policy: Policy, notes: Notes) -> Policy:
@@ -224,7 +238,7 @@ def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Not
     """Add to the claim of a run what depends on its policy, and on the notes of its call."""
     claim.newest = notes.newest
     # A later attempt is no new call. A run that waits in its slot must not wait for a message that needs the slot.
-    claim.heeds_queued = options.unique_in_queue and not is_later_attempt and not policy.occupies_a_slot
+    claim.heeds_queued = options.unique_in_queue and not is_later_attempt and policy.waits_in != "slot"
     if policy.kind is not None and not is_later_attempt:
         claim.succeeds = policy.kind
         # An older message may wait in its queue for this long, and would otherwise run after its successor.

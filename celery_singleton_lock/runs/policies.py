@@ -1,41 +1,34 @@
-"""A class for each policy decides what becomes of a run that finds its key held. `runs/admission.py` carries it out."""
+"""What becomes of a run that finds its key held, and when it asks again. `runs/admission.py` carries it out."""
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, NamedTuple
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
-from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock.definition.options import OnConflict, option_of
+from celery_singleton_lock.definition.options import LockOptions, OnConflict, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
+from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
 from celery_singleton_lock.runs.message import state_for, state_of
-from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of
+from celery_singleton_lock.runs.requeue import broker_delays
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, LockState, Succession
 
-# The part of a time limit that a run may wait in its slot; the rest is for the body.
-_SHARE = 1 / 4
-
-_NO_LIMITS: tuple[float | None, float | None] = None, None
 _FOR_EVER = float("inf")
-_limits_of_the_worker = _NO_LIMITS
 
 
 class Refused(NamedTuple):
-    """What becomes of a run that does not get its lock: the outcome, as the log names it, and the holder in its way."""
+    """The end of a run that does not get its lock."""
 
     outcome: ConflictOutcome
-    holder: Holder
+    holder: Holder  # in its way
     words: str = ""  # why the run is skipped, for its result
-    delay: float = 0.0  # seconds until the requeued message comes again
+    delay: float = 0.0  # in seconds, until the requeued message comes again
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
@@ -45,138 +38,77 @@ class WaitsHere(NamedTuple):
     seconds: float
 
 
-class Policy(ABC):
+@dataclass(frozen=True)
+class Policy:
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
-    # Its runs wait in slots of the pool, so they must not wait for a message, which may need that very slot.
-    occupies_a_slot = False
+    on_conflict: Callable[[Run, Conflict], Refused | WaitsHere]
+    # None: its runs do not wait. A run in a slot must wait for no message, which may need that very slot.
+    waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
     # Its messages keep their turns in the line while they are in the broker.
-    takes_turns = False
+    takes_turns: bool = False
 
-    def without_broker(self, run: Run) -> "Policy":  # noqa: ARG002
+    def without_broker(self, run: Run) -> "Policy":
         """The nearest policy for a run whose message cannot go back to the broker."""
-        return self
+        return POLICIES["raise" if run.request.is_eager else "wait"] if self.waits_in == "broker" else self
 
     def for_later_attempt(self) -> "Policy":
         """The nearest policy that loses no work if the call in the way has ended, or may never come."""
-        return self
-
-    def before_acquire(self, run: Run) -> Ended | Refused | None:  # noqa: ARG002
-        """The decision about a run that need not ask for its lock; None if the run asks."""
-        return None
-
-    @abstractmethod
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
-        """The decision about a run that was refused."""
+        return self if self.waits_in else POLICIES["reschedule"]
 
 
-class Skip(Policy):
-    """`skip`: the run does nothing, and names the holder that does the work."""
-
-    def for_later_attempt(self) -> Policy:
-        return POLICIES["reschedule"]
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:  # noqa: ARG002
-        # A result is read much later, so leave out how long the lease lasts.
-        return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
+def _skip(_: Run, conflict: Conflict) -> Refused:
+    # A result is read much later, so leave out how long the lease lasts.
+    return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
-class Raise(Policy):
-    """`raise`: the run fails."""
-
-    def for_later_attempt(self) -> Policy:
-        return POLICIES["reschedule"]
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:  # noqa: ARG002
-        return Refused("raised", conflict.first)
+def _raise(_: Run, conflict: Conflict) -> Refused:
+    return Refused("raised", conflict.first)
 
 
-class Requeues(Policy):
-    """Its runs wait in the broker, and have no other way to wait."""
-
-    def without_broker(self, run: Run) -> Policy:
-        return POLICIES["raise" if run.request.is_eager else "wait"]
+def _reschedule(run: Run, conflict: Conflict) -> Refused:
+    """Requeue the run, unless it has waited long enough."""
+    return _raise(run, conflict) if _waiting_left(run, conflict) < REFUSED.first else _requeued(run, conflict)
 
 
-class Reschedule(Requeues):
-    """`reschedule`: back to the broker, where it waits for its turn."""
+def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
+    """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit.
 
-    takes_turns = True
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
-        """Requeue it, unless it has waited long enough."""
-        if _waiting_left(run, conflict) < REFUSED.first:
-            return Refused("raised", conflict.first)
-        return _requeued(run, conflict)
-
-
-class Wait(Policy):
-    """`wait`: first come, first served, in a slot of the pool."""
-
-    occupies_a_slot = True
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused | WaitsHere:
-        """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit.
-
-        A run does not wait for a lock that the calling code has.
-        """
-        left = _waiting_left(run, conflict)
-        has_lock = held_here(run.key) is not None or has_locked(run.key)
-        if not (run.claim.waits_here or has_lock):
-            return WaitsHere(min(left, longest_wait(run)))
-        if not run.can_be_requeued or left < REFUSED.first:
-            return Refused("raised", conflict.first)
-        return _requeued(run, conflict)
+    A run does not wait for a lock that the calling code has.
+    """
+    has_lock = held_here(run.key) is not None or has_locked(run.key)
+    if not (run.claim.waits_here or has_lock):
+        return WaitsHere(min(_waiting_left(run, conflict), longest_wait(run)))
+    return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 
-class NextRun(Requeues):
-    """`rerun` and `replace`: the call that was published last runs next, and older calls end in its favour."""
-
-    def __init__(self, kind: Succession) -> None:
-        self.kind = kind
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
-        """Requeue it, or end it like a skipped run that names the call that superseded it."""
-        successor = conflict.successor
-        if successor is None or successor == run.task_id:
-            # A retry never asked to be next, so it supersedes no call.
-            return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
-        coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
-        holder = next((one for one in conflict.holders if one.task_id == successor), coming)
-        return Refused("superseded", holder, words=f"lock key={run.key}: superseded by task_id={successor}")
+def _run_next(run: Run, conflict: Conflict) -> Refused:
+    """Requeue the run, or end it like a skipped one that names the call that superseded it."""
+    successor = conflict.successor
+    if successor is None or successor == run.task_id:
+        # A retry never asked to be next, so it supersedes no call.
+        return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
+    coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
+    holder = next((one for one in conflict.holders if one.task_id == successor), coming)
+    return Refused("superseded", holder, words=f"lock key={run.key}: superseded by task_id={successor}")
 
 
-class Join(Requeues):
-    """`join`: the holder's result or error is the run's as well."""
-
-    def before_acquire(self, run: Run) -> Ended | Refused | None:
-        """The result of the joined run, if that run has ended."""
-        joins = run.notes.joins
-        if not joins:
-            return None
-        (state,) = run.store.survey([run.key])
-        for holder in state.holders:
-            if holder.task_id == joins:
-                return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
-        # Look only now: while the joined run holds the lock, a result may be an earlier run's with the same task id.
-        return _result_of(run, joins, state)
-
-    def on_conflict(self, run: Run, conflict: Conflict) -> Refused:
-        holder = conflict.first
-        notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY
-        return _joined(run, holder, **notes)
+def _join(run: Run, conflict: Conflict) -> Refused:
+    holder = conflict.first
+    notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY
+    return _joined(run, holder, **notes)
 
 
 POLICIES: dict[OnConflict, Policy] = {
-    "skip": Skip(),
-    "raise": Raise(),
-    "reschedule": Reschedule(),
-    "wait": Wait(),
-    "join": Join(),
-    "rerun": NextRun("rerun"),
-    "replace": NextRun("replace"),
+    "skip": Policy(_skip),
+    "raise": Policy(_raise),
+    "reschedule": Policy(_reschedule, "broker", takes_turns=True),
+    "wait": Policy(_wait, "slot"),
+    "join": Policy(_join, "broker"),
+    "rerun": Policy(_run_next, "broker", "rerun"),
+    "replace": Policy(_run_next, "broker", "replace"),
 }
 
 
@@ -184,22 +116,73 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     is_next = conflict.successor == run.task_id
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
-        left = _waiting_left(run, conflict)
-        # After the timeout only `rerun` and `replace` get here, whose delay the timeout does not bound.
-        left = left if left >= REFUSED.first else _FOR_EVER
+        # A successor is never given up.
+        left = _waiting_left(run, conflict) if run.notes.rank else _FOR_EVER
         delay = delay_in_line(run.task, run.request.expires, left)
     else:
-        delay = delay_of(run, NEXT if is_next else REFUSED, conflict.first.expires_in)
+        delay = delay_of(run, SOON if is_next else REFUSED, conflict.first.expires_in)
     return Refused("rescheduled", conflict.first, delay=delay, notes={"waits_as_next": waits_as_next, **notes})
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
     """Seconds that are left of `lock_wait_timeout`, by the store's clock, since the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
-    return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
+    return _FOR_EVER if run.options.wait_timeout is None else run.options.wait_timeout - waited
+
+
+# When a requeued call asks again.
+
+
+class Backoff(NamedTuple):
+    """Seconds until a call asks again: twice as long each time, up to the longest, and to a third of its ttl."""
+
+    first: float
+    longest: float
+    # After a few refusals a call asks more rarely, so that any number of waiting calls is a bounded load.
+    is_patient: bool = False
+
+
+REFUSED = Backoff(0.25, 2.0, is_patient=True)
+# The next free place is for this call, or another delivery of its message runs.
+SOON = Backoff(0.25, 2.0)
+# The call looks for the result of another run, whose end is not near.
+JOINED = Backoff(1.0, 1.0, is_patient=True)
+# `retry()` and `replace()` publish before their body has ended, usually by milliseconds.
+CONTINUED = Backoff(0.05, 2.0)
+
+# Refusals after which a patient call asks more rarely.
+_A_FEW = 8
+
+
+def delay_of(run: Run, backoff: Backoff, expires_in: float = _FOR_EVER) -> float:
+    """Seconds until the run asks again, hardly more than *expires_in*, after which its key may be free."""
+    tries = run.notes.tries
+    longest = backoff.longest
+    if backoff.is_patient:
+        longest *= 2.0 ** min(max(0, tries - _A_FEW), _A_FEW)
+    delay = jittered(run.options, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
+    return min(delay, max(backoff.first / 5, expires_in))
+
+
+def delay_in_line(task: Task, expires: Any, left: float) -> float:
+    """Seconds until a message asks again if its turn is not woken before; at most the *left* seconds of its wait."""
+    # A worker discards an expired message only when its countdown ends.
+    return min(jittered(task.lock_options, _FOR_EVER), left, until_expired(task, expires))
+
+
+def jittered(options: LockOptions, delay: float) -> float:
+    """A random time between half of *delay* and *delay*, and at most a quarter of the visibility timeout."""
+    # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
+    delay = min(delay, options.visibility_timeout / 4)
+    return random.uniform(delay / 2, delay)
 
 
 # Waiting in a slot of the pool, while a time limit goes on.
+
+# The part of a time limit that a run may wait in its slot; the rest is for the body.
+_SHARE = 1 / 4
+_NO_LIMITS: tuple[float | None, float | None] = None, None
+_limits_of_the_worker = _NO_LIMITS
 
 
 def remember_limits(worker: Any) -> None:
@@ -239,6 +222,17 @@ def count_wait(run: Run) -> None:
 # holder has died, or keeps no results.
 _RESULT_GRACE = 1.5
 _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 0}
+
+
+def end_of_joined(run: Run) -> Ended | Refused | None:
+    """What becomes of a run that has joined another; None if the joined run is dead, so this run asks for its lock."""
+    joins = run.notes.joins
+    (state,) = run.store.survey([run.key])
+    for holder in state.holders:
+        if holder.task_id == joins:
+            return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
+    # Look only now: while the joined run holds the lock, a result may be an earlier run's with the same task id.
+    return _result_of(run, joins, state)
 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
@@ -281,20 +275,11 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
 # Telling the calls that have joined a run.
 
 
-@contextmanager
-def telling_joiners(run: Run) -> Iterator[None]:
-    """Tell the calls that have joined the run to wait for the attempt published inside, which may hold no lock yet."""
-    try:
-        yield
-    except (Ignore, Retry):
-        # The message was published: `replace()` and `retry()` end by raising these.
-        _tell_joiners(run)
-        raise
-    _tell_joiners(run)
+def tell_joiners(run: Run) -> None:
+    """Tell the calls that have joined the run to wait for the retry, or the tasks of `replace()`, published next.
 
-
-def _tell_joiners(run: Run) -> None:
-    """Tell the calls that have joined the run to wait for its retry, or for the tasks of `replace()`."""
+    Those may hold no lock yet when the run has released its own.
+    """
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
         try:
@@ -307,11 +292,10 @@ def _tell_joiners(run: Run) -> None:
 
 def _may_be_joined(task: Task) -> bool:
     """Whether a call may have joined: the lock has a name of its own, or a task of this app has it and `join`."""
-    if option_of(task, "name") is not None:
-        return True
-    tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]
-    return any(
-        each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name) for each in tasks
+    return option_of(task, "name") is not None or any(
+        each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name)
+        for each in task.app.tasks.values()
+        if hasattr(each, "lock_options")
     )
 
 
