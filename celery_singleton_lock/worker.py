@@ -1,7 +1,7 @@
 """The main process of a worker: it makes the token of each run, and acts for a pool child that cannot.
 
 The token travels with the request. So the main process can release the lease of a child that was killed, and renew the
-lease of a child whose body lets no other thread run. For a message that ends well it does nothing else.
+lease of a child whose body lets no other thread run.
 """
 
 import os
@@ -32,7 +32,7 @@ from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.endings import final_result, store_final_result, unmark
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, claim_of, hidden_in, text_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import LockState
+from celery_singleton_lock.stores.records import Holder
 
 # A child renews every third of a ttl. A child that has run for ttl / _LATE without a renewal needs help.
 _LATE = 2.5
@@ -44,12 +44,11 @@ _RENEWAL_BOUND = 2.0
 class SingletonRequest(Request):
     """A request for a `SingletonTask`, in the main process."""
 
-    # Set on the subclass that Celery makes for each task, once its children's leases are renewed from here.
+    # Set on the class that Celery makes for each task.
     is_kept_alive = False
     _accepted_at = float("inf")
-    # When the child was first seen dead, and the state of its lock soon after. Celery may hear of the death much later.
-    _dead_at = float("inf")
-    _lock_at_death: LockState | None = None
+    # What a dead child held, until its death is told.
+    _held_at_death: Holder | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +61,7 @@ class SingletonRequest(Request):
         self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Keep the child's lease alive from now on, if it runs in a process of its own."""
+        """As Celery's, and let the renewer look after the run."""
         # Celery's `time_start` is on the wall clock, which may be set.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
@@ -72,21 +71,19 @@ class SingletonRequest(Request):
                 type(self).is_kept_alive = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Release the lease of a child that died before it could do so itself."""
+        """As Celery's, and release the lease of a dead child."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # The error is wrapped until it has gone through a pipe, and only a prefork pool has a pipe.
+            # The pool's own errors have gone through no pipe, which would have unwrapped them.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
-            self._dead_at = min(self._dead_at, clock())
-            background.submit(self._tell_of_death)
-            self._release_once_dead(is_redelivered=self._is_redelivered())
+            self._release_once_dead(is_redelivered=self._is_redelivered(), is_told=True)
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """At the hard limit, release once the child is dead: it still runs now."""
+        """As Celery's, and at the hard limit release the lease once the child is dead."""
         if not soft:
             task = self.task
             # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
@@ -95,7 +92,6 @@ class SingletonRequest(Request):
         super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """A call that is revoked, or has expired, leaves no mark."""
         # First, because the caller may publish the next call as soon as the end is stored.
         self._unmark(has_begun=terminated)
         super()._announce_revoked(reason, terminated, signum, expired)
@@ -112,7 +108,7 @@ class SingletonRequest(Request):
             store_final_result(self.task, self.id, self._context, kept)
 
     def _notes(self) -> Notes:
-        """The notes on its message; none if they cannot be read, which the child reports."""
+        # The child reports notes that cannot be read.
         with suppress(ConfigurationError):
             return Notes.of(self.request_dict, self.id)
         return Notes()
@@ -124,7 +120,7 @@ class SingletonRequest(Request):
     @property
     def lease(self) -> Holding | None:
         """The child's lease as far as the main process can know it; None if it cannot."""
-        # The message may carry anything. The child finds the same error, and reports it.
+        # The message may carry anything. The child reports the error.
         with suppress(Exception):
             if self.task.is_lockable() and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
@@ -135,24 +131,23 @@ class SingletonRequest(Request):
 
     @cached_property
     def key(self) -> str | None:
-        """Its lock key; None if only user code can make it, or if it cannot be made."""
-        # The message may carry anything.
+        """The lock key; None if only user code can make it, or if the message makes none."""
         with suppress(Exception):
             known: str | None = self.task.lock_key_in(self._notes())
             return known or self.task.lock_key_without_user_code(self.args, self.kwargs)
         return None
 
     def expect_copies(self) -> None:
-        """Tell its run that the message was delivered more than once."""
+        """Note for the run that its message was delivered more than once."""
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """Its entry in the line; None if its message waits for no turn, or if the lock cannot be known here."""
+        """The message's entry in the line; None if it waits for no turn, or if the lock cannot be known here."""
         notes = self._notes()
         return self.place_in_line() if notes.rank or notes.waits_as_next else None
 
     def place_in_line(self) -> InLine | None:
-        """The entry that its message can have in the line; None if its lock cannot be known."""
+        """The entry in the line that the message can have; None if its lock cannot be known here."""
         lease = self.lease
         if lease is None:
             return None
@@ -165,26 +160,16 @@ class SingletonRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def look_after_child(self) -> Holding | None:
-        """The child's lease, if the child has run so long that its heartbeat should have renewed the lease by now.
-
-        Raises:
-            Exception: Its lock cannot be seen now, or its task has wrong settings.
-        """
-        if not self._runs_in_a_child():
-            return None
+        """The child's lease, if its heartbeat should have renewed it by now; raises if the task has wrong settings."""
         options = self.task.lock_options
-        if options.on_lost == "kill":
-            # If this child cannot renew its lease, its timer has to kill it.
-            is_dead = self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD
-            if is_dead and (lease := self.lease) is not None:
-                self._dead_at = min(self._dead_at, clock())
-                (self._lock_at_death,) = lease.store.survey([lease.key])
+        # A child with a timer that cannot renew its lease has to die.
+        if options.on_lost == "kill" or not self._runs_in_a_child():
             return None
         # A dead child needs no help, and a stopped one may stay stopped for ever.
         runs_for_long = time.monotonic() - self._accepted_at > options.ttl / _LATE
         return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
-    def _release_once_dead(self, *, is_redelivered: bool) -> None:
+    def _release_once_dead(self, *, is_redelivered: bool, is_told: bool = False) -> None:
         pid, lease = self.worker_pid, self.lease
         if not self._runs_in_a_child() or lease is None:
             return
@@ -193,6 +178,8 @@ class SingletonRequest(Request):
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
+        if is_told:
+            pending.release = partial(self._release_and_tell, lease, is_lost=has_fired(pid, clock()))
         pending.may_release = lambda: _state_of(pid) in _DEAD
         # The child may have died during its acquire, which may arrive later.
         pending.may_arrive = True
@@ -200,38 +187,39 @@ class SingletonRequest(Request):
         if not is_redelivered:
             self._unmark(has_begun=True)
 
-    def _tell_of_death(self) -> None:
-        """Report what the child held, before its release, and the loss of its lease if its timer has killed it."""
-        task = self.task
-        lease = self.lease
-        if lease is None:
-            return
-        is_lost = has_fired(self.worker_pid, self._dead_at)
+    def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
+        """Release the lease of a dead child, and report its death unless its place was taken: then its heir reports it.
+
+        If *is_lost*, the timer of the lease has killed the child, which could not report the loss.
+        """
         try:
-            state = self._lock_at_death or lease.store.survey([lease.key])[0]
+            # The store forgets the holder with the release, and hides it after the end of its lease.
+            holders = lease.store.survey([lease.key])[0].holders
+            mine = (holder for holder in holders if holder.token == lease.claim.token)
+            self._held_at_death = died = next(mine, self._held_at_death)
+            lost = lease.store.release(lease.claim, lease.grant.place).lost
         except StoreError:
-            if is_lost:
+            if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
-            return
-        mine = [holder for holder in state.holders if holder.token == lease.claim.token]
-        for each in mine:
-            named = replace(each, task_name=each.task_name or task.name)
+            raise
+        if died is not None and lost is None:
+            self._held_at_death = None
+            named = replace(died, task_name=died.task_name or self.task.name)
             log.tell_of_death(lease.key, named, "its pool process died while it held the lock")
-            note(lease.store, lease.key, "holder_died", "", task.name, each)
-            count(lease.store, lease.key, "holder_died", task.name)
-        if is_lost:
-            is_taken = not mine and len(state.holders) >= lease.claim.limit
-            lease.report_lost("taken" if is_taken else "expired")
+            note(lease.store, lease.key, "holder_died", "", self.task.name, died)
+            count(lease.store, lease.key, "holder_died", self.task.name)
+        if is_lost and lease.lost_reason is None:
+            lease.report_lost(lost or "expired")
 
     def _is_redelivered(self) -> bool:
-        """Celery delivers or publishes the message of a dead child again."""
+        """Whether Celery delivers or publishes the message of a dead child again."""
         task = self.task
         is_rejected = task.acks_late and task.reject_on_worker_lost
         has_retries = task.max_retries is None or self._retries < task.max_retries
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
 
     def _unmark(self, *, has_begun: bool) -> None:
-        """End in the background what the call has left in the store; the cool-down of a run that had begun stays."""
+        """End the call's marks in the background; the cool-down of a run that had begun stays."""
         lease = self.lease
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
@@ -252,7 +240,7 @@ def active_requests() -> list[SingletonRequest]:
 class ChildLeaseRenewer:
     """Renews the leases of pool children whose heartbeat gets no time to run, because a body holds the GIL in C.
 
-    It looks a few times per ttl. It never declares a lease lost: only a heartbeat does.
+    Only a heartbeat declares a lease lost.
     """
 
     _pause = float("inf")
@@ -262,7 +250,7 @@ class ChildLeaseRenewer:
         self._thread = Background()
 
     def start(self, ttl: float) -> None:
-        """Look from now on, often enough for leases of *ttl* seconds."""
+        """From now on, look several times in *ttl* seconds."""
         pause = ttl / _ROUNDS_PER_TTL
         if pause < self._pause:
             self._pause = pause
@@ -286,26 +274,24 @@ class ChildLeaseRenewer:
 
 
 def _renew(leases: list[Holding]) -> None:
-    """Renew those leases of one store that are late; children have renewed or released the others."""
+    """Renew the late ones of the leases; children have renewed or released the others."""
     store = leases[0].store
     surveys = store.survey([lease.key for lease in leases])
     late = [
         lease.claim
         for lease, survey in zip(leases, surveys, strict=True)
-        if any(each.token == lease.claim.token and each.expires_in < lease.ttl / 2 for each in survey.holders)
+        if any(each.token == lease.claim.token and each.is_unrenewed for each in survey.holders)
     ]
     if late:
         store.renew(late, _RENEWAL_BOUND)
 
 
-# The state of a child, as the kernel knows it.
-
+# The kernel's letters for the state of a process; empty if there is no such process.
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
 
 def _state_of(pid: int) -> str:
-    """The kernel's letter for the state of a process; empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]

@@ -2,10 +2,12 @@
 
 import os
 import re
+import time
 from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.definition.settings import store_of
@@ -16,7 +18,9 @@ from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
 from tests.gates import open_gate
+from tests.proxy import Proxy
 from tests.recorder import Event, Recorder
+from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
@@ -96,3 +100,28 @@ def test_each_death_of_a_holder_is_counted_by_its_main_process_or_by_the_next_ho
         assert task.delay("k").get(timeout=PROMPTLY) == "ran"
         until(lambda: of(died, task) >= 3, "the next holder counts it", timeout=PROMPTLY)
         assert of("taken_over_total", task) == 1
+
+
+def test_a_death_is_told_once_though_the_store_is_silent_when_it_happens(recorder: Recorder, valkey: Server) -> None:
+    task = tasks.skipped
+    with Proxy(valkey.port) as proxy:
+        env = {"TEST_TTL": "60", "TEST_LOCKS": f"{proxy.url.removesuffix('/0')}/2"}
+        with workers(APP, env) as (worker,):
+            killed = task.delay("k", 60.0)
+            (event,) = until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
+            proxy.black_hole()
+            os.kill(event.pid, SIGKILL)
+            with pytest.raises(WorkerLostError):
+                killed.get(timeout=PROMPTLY)
+            # Longer than the first request of the main process waits.
+            back_at = time.monotonic() + 4
+            until(lambda: time.monotonic() > back_at, "the store was silent", timeout=PROMPTLY)
+            proxy.forward()
+
+            told = f"lock.holder_died key={task.lock_key_for('k')} task_id={killed.id} "
+            until(lambda: told in worker.log(), "the death is told", timeout=PROMPTLY)
+            until(lambda: not task.lock_holders("k"), "its key is free", timeout=PROMPTLY)
+            assert task.delay("k").get(timeout=PROMPTLY) == "ran"
+            until(lambda: of("holder_died_total", task) >= 1, "the death is counted", timeout=PROMPTLY)
+            assert worker.log().count("lock.holder_died") == 1
+    assert (of("holder_died_total", task), of("taken_over_total", task)) == (1, 0)
