@@ -12,7 +12,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 SENTINEL = "sentinel://"
 
-_CLUSTERS = ("redis+cluster", "rediss+cluster")
 _SCHEMES = {
     "redis": "redis",
     "rediss": "rediss",
@@ -21,32 +20,25 @@ _SCHEMES = {
     "unix": "unix",
     "redis+socket": "unix",
     "sentinel": "sentinel",
+    "redis+cluster": "redis+cluster",
+    "rediss+cluster": "rediss+cluster",
 }
 # URLs with these schemes may name several servers.
 _OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
+# By URL.
 in_memory: dict[str, Store] = {}
-"""The stores in the memory of this process, by URL."""
-
 _shared: dict[str, Store] = {}
 
 
 def shared_store(url: str) -> Store:
-    """The store at *url*: one object for all callers in this process.
-
-    Raises:
-        ConfigurationError: The scheme is unknown, or the URL cannot be read.
-    """
+    """The store at *url*: one object for all callers in this process."""
     url = one_url(url)
     return _shared.get(url) or _shared.setdefault(url, store_from_url(url))
 
 
 def one_url(given: Any) -> str:
-    """Return the URL *given* without spaces, if it names one store.
-
-    Raises:
-        ConfigurationError: *given* names several stores, or is no text.
-    """
+    """Return the URL *given* without spaces, if it names one store."""
     several = isinstance(given, list | tuple | set | frozenset) and len(given) > 1
     if several or (isinstance(given, str) and _ANOTHER.search(given) and not given.startswith(_OF_SEVERAL)):
         raise ConfigurationError(
@@ -74,10 +66,10 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
-    # `urlsplit` would silently drop newlines: strip those at the ends, and refuse one inside.
     url = url.strip()
-    begins, found, _ = url.partition("://")
+    begins, found, rest = url.partition("://")
     scheme = begins.lower() if found else ""
+    # `urlsplit` would silently drop a newline.
     if not url.isprintable():
         raise unreadable()
     if scheme == "memory":
@@ -86,15 +78,11 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         except ImportError as error:
             raise extra_is_missing("memory://", error) from error
         return in_memory.get(url) or in_memory.setdefault(url, MemoryStore())
-    url = ";".join(map(_part_in_redis_py, url.split(";")))
-    if scheme in _CLUSTERS:
-        from celery_singleton_lock.stores.redis.cluster import ClusterStore  # noqa: PLC0415 (few use one)
-
-        return ClusterStore(url, options or {}, replicas)
+    rest = ";".join(map(_part_in_redis_py, rest.split(";")))
     if scheme not in _SCHEMES:
-        allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, *_CLUSTERS, "memory"))
+        allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return Store(f"{_SCHEMES[scheme]}://{url.partition('://')[2]}", options or {}, replicas)
+    return Store(f"{_SCHEMES[scheme]}://{rest}", options or {}, replicas)
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
@@ -116,6 +104,5 @@ def _part_in_redis_py(part: str) -> str:
     if "#" in query:
         # Leave the fragment in the URL, which is then refused: `urlencode` would append it to the last value.
         return part
-    names = {"virtual_host": "db"}
-    arguments = [(names.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]
+    arguments = [("db" if name == "virtual_host" else name, in_redis_py(value)) for name, value in parse_qsl(query)]
     return f"{base}?{urlencode(arguments)}" if arguments else part

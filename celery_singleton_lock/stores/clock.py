@@ -19,10 +19,10 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
+    # On `clock()`. Until then, a server that did not tell its time is not asked again.
     ask_again_at: float = float("-inf")
-    """On `clock()`. Until then, a server that did not tell its time is not asked again."""
+    # On `clock()`. Times in replies to earlier requests are not compared.
     compares_at: float = float("-inf")
-    """On `clock()`. Times in replies to earlier requests are not compared."""
 
     def __init__(self) -> None:
         self._latest = 0

@@ -1,7 +1,4 @@
-"""Locks in the memory of one process, for tests and eager mode: our scripts on fakeredis.
-
-Only `stores/__init__.py` imports this file, and only for `memory://`, because fakeredis is in the extra `testing`.
-"""
+"""Locks in the memory of one process, for tests and eager mode: our scripts on fakeredis."""
 
 import os
 import threading
@@ -74,7 +71,7 @@ class Server(FakeServer):
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
-        """Replace the locks that threads of the parent may have held."""
+        # Threads of the parent may have held the old ones.
         self.lock = threading.RLock()  # type: ignore[assignment]
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)

@@ -24,7 +24,7 @@ def patched_by(what: str = "thread") -> Any:
 
 
 def waits_stop_greenlets() -> bool:
-    """Whether a wait would stop all greenlets: this process is patched, but its sockets or `select` are not."""
+    """This process is patched, but its sockets or `select` are not."""
     parts = [patched_by(part) is not None for part in ("socket", "select", "thread", "time")]
     return any(parts) and not all(parts[:2])
 
@@ -35,7 +35,7 @@ def hub() -> Any:
 
 
 def call_soon(hub: Any, call: Callable[[], None]) -> None:
-    """Let the event loop *hub* call a function. gevent allows this from any thread, eventlet only from the hub's."""
+    """Let the event loop *hub* call a function. eventlet allows this only from the thread of the hub."""
     if patched_by().__name__ == "gevent":
         hub.loop.run_callback_threadsafe(call)
     else:
@@ -48,7 +48,7 @@ def current() -> Any:
 
 
 def start_native_thread(run: Callable[[], None]) -> None:
-    """Run *run* in a real thread, which no busy greenlet can starve."""
+    """Run *run* in a real thread even where threads are greenlets."""
     original("_thread", "start_new_thread")(run, ())
 
 
@@ -64,8 +64,7 @@ def original(module: str, name: str) -> Any:
 class DaemonThread:
     """A thread that starts when it is needed, and again if it has died.
 
-    Starting takes no lock, because a signal that raises could leave it locked. If two threads start at once, the first
-    sees that it was replaced and ends.
+    Starting takes no lock, which a signal that raises could leave locked. If two threads start, the first one ends.
     """
 
     _running: object = None
@@ -86,7 +85,7 @@ class DaemonThread:
             raise
 
     def _live(self, mark: object) -> None:
-        # Until it runs, a new thread has the id of its starter: CPython may raise the starter's asynchronous exception
+        # A new thread has the id of its starter at first, so CPython may raise the starter's asynchronous exception
         # here, before the `try`. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:

@@ -165,7 +165,7 @@ def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster
 def test_a_listener_hears_each_channel_at_the_server_that_has_its_slot_wherever_it_moves(
     cluster: Cluster, store: Store
 ) -> None:
-    channels = [f"{key_of(number)}:waits" for number in range(6)]
+    channels = [f"{key_of(number)}:moves" for number in range(6)]
     with ExitStack() as stack:
         told = {channel: stack.enter_context(hearing(store, channel)) for channel in channels}
         for channel in channels:

@@ -11,13 +11,11 @@ from redis.crc import key_slot
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
-from celery_singleton_lock.stores.redis.connection import Address, Call, Command, Connections, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.connection import Address, Command, Connections, Input, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
-from celery_singleton_lock.stores.redis.store import Store
 
 _SLOTS = 16384
 _PORT = 6379
-# A slot moves to one server at a time, so after more redirects the servers disagree.
 _MOST_REDIRECTS = 5
 # Seconds for each server that is asked who owns the slots, and between two such questions.
 _PATIENCE = 0.5
@@ -27,7 +25,7 @@ _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster
 
 
 class NodeConnections(Connections):
-    """Connections to one server of a cluster. A script there counts the listeners at this server alone."""
+    """Connections to one server of a cluster."""
 
     is_sharded = True
     publish = "SPUBLISH"
@@ -84,25 +82,34 @@ class Cluster(NodeConnections):
             redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
             if redirect is None:
                 return replies
+            # A `MovedError` is an `AskError`, too.
             asks = not isinstance(redirect, exceptions.MovedError)
-            node = self._redirected(node, redirect)
+            if not asks:
+                # Let the next request to this server ask the cluster first, because other slots may have moved too.
+                self.at(node).is_doubted = True
+            # An empty host means the server that answers.
+            node = self._reached(redirect.host or node[0], redirect.port)
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
-    def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
-        """Run the calls in one round trip to each server that has their keys."""
-        replies: list[Any] = [None] * len(calls)
+    def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
+        """Run a script in one round trip to each server that has keys of *inputs*."""
+        replies: dict[int, Any] = {}
         groups: dict[Address, list[int]] = {}
-        for number, (keys, _) in enumerate(calls):
+        for number, (keys, _) in enumerate(inputs):
             groups.setdefault(self.owner_of(keys[0], until), []).append(number)
         for node, group in groups.items():
-            answers = self.at(node).run(script, [calls[number] for number in group], until, replicas)
-            for number, answer in zip(group, answers, strict=True):
-                replies[number] = answer
-        for number, answer in enumerate(replies):
+            answers = self.at(node).run(script, [inputs[number] for number in group], until, replicas)
+            replies.update(zip(group, answers, strict=True))
+        for number, answer in replies.items():
             if isinstance(answer, exceptions.AskError):
-                # Run each call whose key has moved alone, because `ask` follows one key.
-                (replies[number],) = super().run(script, [calls[number]], until, replicas)
-        return replies
+                # Alone, because `ask` follows one key.
+                (replies[number],) = super().run(script, [inputs[number]], until, replicas)
+        return [replies[number] for number in range(len(inputs))]
+
+    def part_of(self, key: str) -> Part:
+        """The server of *key*, or the whole cluster while no server is known."""
+        node = self._known_owner(key)
+        return self.part if node is None else self.at(node).part
 
     def at_owner_of(self, key: str, until: float) -> Connections:
         return self.at(self.owner_of(key, until))
@@ -128,25 +135,20 @@ class Cluster(NodeConnections):
             found = self._nodes.setdefault(node, NodeConnections(pool, where(node), f"{self.address} ({where(node)})"))
         return found
 
-    def known_owner(self, key: str) -> Address | None:
-        """The server that has *key*, without asking the cluster; None if it is not known."""
+    def _known_owner(self, key: str) -> Address | None:
         return self._owners[key_slot(key.encode())] if self._owners else None
 
     def owner_of(self, key: str, until: float) -> Address:
-        """The server that has *key*. The cluster is asked if the owner is unknown or in doubt.
-
-        Raises:
-            RedisError: No server has named the owner by *until*.
-        """
-        node = self.known_owner(key)
+        """The server that has *key*. The cluster is asked if the owner is unknown or in doubt."""
+        node = self._known_owner(key)
         if node is None or (self.at(node).is_doubted and clock() >= self._learned_at + _PAUSE):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # Try the last known owner: it may still be right, and its own error says more.
+                # Try the last known owner, whose own error says more.
                 if node is None:
                     raise
-            node = self.known_owner(key)
+            node = self._known_owner(key)
         if node is None:
             holes = sum(owner is None for owner in self._owners)
             raise NotUsable(
@@ -155,19 +157,8 @@ class Cluster(NodeConnections):
             )
         return node
 
-    def _redirected(self, node: Address, redirect: exceptions.AskError) -> Address:
-        if isinstance(redirect, exceptions.MovedError):
-            # Let the next request to this server ask the cluster first, because other slots may have moved too.
-            self.at(node).is_doubted = True
-        # An empty host means the server that answers.
-        return self._reached(redirect.host or node[0], redirect.port)
-
     def _learn(self, until: float) -> None:
-        """Ask the servers in turn for the owners of all slots until one answers; doubted servers come last.
-
-        Raises:
-            RedisError: No server has answered.
-        """
+        """Ask the servers in turn for the owners of all slots until one answers; doubted servers come last."""
         self._learned_at = clock()
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):
@@ -198,29 +189,12 @@ class Cluster(NodeConnections):
 
     def _reached(self, host: str, port: int) -> Address:
         try:
-            reached_host, reached_port = self._remap((host, int(port)))
+            reached, at_port = self._remap((host, int(port)))
         except Exception as error:
             problem = f"address_remap has failed for ({host!r}, {port}): {type(error).__name__}: {error}"
             raise NotUsable(problem, "let address_remap return (host, port) for each server of the cluster") from error
-        return reached_host, reached_port
+        return reached, at_port
 
 
 def _masters_in(owners: Sequence[Address | None]) -> list[Address]:
     return sorted({node for node in owners if node is not None})
-
-
-class ClusterStore(Store):
-    """Locks in a cluster of Redis or Valkey."""
-
-    has_parts = True
-    servers: Cluster
-    # Renew each lease alone, because the keys of a script have to be in one slot.
-    _renewals_per_script = 1
-
-    def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:
-        return Cluster(url, options)
-
-    def part_of(self, key: str) -> Part:
-        """The server of *key*, or the whole cluster while no server is known."""
-        node = self.servers.known_owner(key)
-        return self.servers.part if node is None else self.servers.at(node).part

@@ -22,13 +22,13 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.redis.answers import NotUsable, Part, is_elsewhere, not_connected
+from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, is_elsewhere, not_connected
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
-# Without None here, a new connection spends two round trips on telling the server its library and version.
+# None for these saves a new connection two round trips, in which redis-py tells the server its version.
 _HAS_DRIVER_INFO = "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
 OURS: dict[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT,
@@ -44,7 +44,6 @@ OURS: dict[str, Any] = {
 }
 """Arguments of all connections. Users cannot set them, because the bounds rest on them."""
 
-# A negative number is left to the server to refuse.
 _DATABASE = re.compile(r"(-?[0-9]+)?")
 # Seconds that WAIT may take: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
@@ -53,7 +52,7 @@ _RECEIVED_AT_ONCE = 4096
 
 Address = tuple[str, int]
 Command = tuple[str, ...]
-Call = tuple[Sequence[str], Sequence[str]]
+Input = tuple[Sequence[str], Sequence[str]]
 """Keys and arguments of a script."""
 
 
@@ -79,17 +78,16 @@ _NOT_YET = object()
 class Link:
     """A connection of redis-py, and the socket under it.
 
-    redis-py connects, with all its options. A single request then goes over the socket itself, because the layers of
-    redis-py cost as much as everything else in a request. They stay in use for several commands at once, for a reply
-    that has little time left, and where the socket or the parser is none of those that are known here.
+    redis-py connects. Most requests then use the socket itself if they can, because the layers of redis-py cost as
+    much as everything else in a request.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._socket: Any = getattr(connection, "_sock", None)
+        self.socket: Any = getattr(connection, "_sock", None)
         self._reader: Any = None
         parse_error = getattr(getattr(connection, "_parser", None), "parse_error", None)
-        if Reader is not None and parse_error is not None and isinstance(self._socket, socket.socket):
+        if Reader is not None and parse_error is not None and isinstance(self.socket, socket.socket):
             errors = {"protocolError": exceptions.InvalidResponse, "replyError": parse_error}
             text = {"encoding": OURS["encoding"], "errors": OURS["encoding_errors"]}
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
@@ -98,9 +96,10 @@ class Link:
         """Send, and return that many replies. A refusal is a reply, unless it may pass."""
         if number == 1 and self._reader is not None:
             try:
-                self._socket.sendall(sent)
+                self.socket.sendall(sent)
                 if until - clock() >= REPLY_TIMEOUT:
-                    return [self._received()]
+                    reply = self._received()
+                    return [_refusal(reply) if isinstance(reply, exceptions.RedisError) else reply]
             except OSError as error:
                 kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
                 raise kind(str(error)) from error
@@ -109,7 +108,7 @@ class Link:
         replies = []
         for _ in range(number):
             left = until - clock()
-            # If no time is left, this process was paused, and the reply may be here: give it some time.
+            # If no time is left, this process was paused, and the reply may have arrived.
             if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                 raise exceptions.TimeoutError("no reply in time")
             try:
@@ -118,15 +117,28 @@ class Link:
                 replies.append(_refusal(error))
         return replies
 
+    def arrived(self) -> list[Any]:
+        """The replies that have arrived on a readable socket. A refusal is a reply."""
+        # TLS may keep a part of what it has read, and then the socket is not readable again.
+        if self._reader is not None and not isinstance(self.socket, ssl.SSLSocket):
+            return [self._received(), *iter(self._reader.gets, _NOT_YET)]
+        replies = []
+        while self.connection.can_read(timeout=0):
+            try:
+                replies.append(self.connection.read_response())
+            except exceptions.ResponseError as error:
+                replies.append(error)
+        return replies
+
     def _received(self) -> Any:
         reply = _NOT_YET
         while reply is _NOT_YET:
-            received = self._socket.recv(_RECEIVED_AT_ONCE)
+            received = self.socket.recv(_RECEIVED_AT_ONCE)
             if not received:
                 raise exceptions.ConnectionError("Connection closed by server.")
             self._reader.feed(received)
             reply = self._reader.gets()
-        return _refusal(reply) if isinstance(reply, exceptions.RedisError) else reply
+        return reply
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
@@ -137,17 +149,12 @@ def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
 
 
 class IdleOfThread(threading.local):
-    """The idle connections of each thread, if a socket works only in the thread that has made it."""
+    """The idle connections of each thread."""
 
     def __init__(self) -> None:
         kept = deque[Any]()
         self.pop = kept.pop
         self.append = kept.append
-
-
-def _has_an_event_loop_each() -> bool:
-    """Sockets are patched for greenlets, and threads are not: each thread has an event loop of its own."""
-    return patched_by("socket") is not None and patched_by() is None
 
 
 class Connections:
@@ -158,27 +165,25 @@ class Connections:
     """
 
     is_sharded = False
-    """A channel is heard only at the server that has its lock."""
+    """There are several servers, and a channel is heard only at the server that has its lock."""
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
     looks_every: float = float("inf")
     """Seconds between two looks for messages, if there is no socket to wait on."""
-    pool: ConnectionPool
-    address: str
-    """Fit for logs: never with credentials."""
-    part: Part
-    """The server, whose errors name *store* if it was given, and else *address*."""
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
-        self.pool = pool
-        self.address = address
-        self.part = Part(store or address, pool.connection_kwargs)
+        self.pool: ConnectionPool = pool
+        # Fit for logs: never with credentials.
+        self.address: str = address
+        self.part: Part = Part(store or address, pool.connection_kwargs)
         self._begin()
 
     def _begin(self) -> None:
-        self._idle: Any = IdleOfThread() if _has_an_event_loop_each() else deque()
+        # If sockets are patched for greenlets and threads are not, a socket works only in the thread that has made it.
+        has_loop_each = patched_by("socket") is not None and patched_by() is None
+        self._idle: Any = IdleOfThread() if has_loop_each else deque()
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
@@ -199,7 +204,7 @@ class Connections:
             try:
                 sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             except UnicodeEncodeError:
-                # A host name or a label may have bytes that are no UTF-8. Keys cannot: their names are checked.
+                # A host name or a label may have bytes that are no UTF-8.
                 sent = b"".join([packed(tuple(map(_escaped, command))) for command in commands])
             replies = link.exchange(sent, len(commands), until)
         except BaseException as error:
@@ -213,37 +218,33 @@ class Connections:
         idle.append(link)
         return replies
 
-    def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script for each call, all in one go. Its text is sent only if the server does not know it.
+    def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
+        """Run a script with each input, all in one go. Its text is sent only if the server does not know it.
 
         WAIT counts the replicas that have the writes of its own connection, so script and WAIT share one. A repeated
         script has to write again, as acquire.lua and renew.lua do: otherwise WAIT on a new connection proves nothing.
         """
         if self.is_sharded:
             script = script.sharded
-        digest = script.digest
-        commands: list[Command] = [("EVALSHA", digest, str(len(keys)), *keys, *arguments) for keys, arguments in calls]
+        sha, key = script.digest, inputs[0][0][0]
+        commands: list[Command] = [("EVALSHA", sha, str(len(keys)), *keys, *arguments) for keys, arguments in inputs]
         if replicas:
             # Never 0, which means for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(("WAIT", str(replicas), str(wait)))
-        replies = self.ask(calls[0][0][0], commands, until)
-        for number, reply in enumerate(replies):
-            if isinstance(reply, exceptions.NoScriptError):
-                # The server was restarted, failed over or flushed. The first call loads the script for the others.
-                commands[number] = ("EVAL", script.text, *commands[number][2:])
-                replies = self.ask(calls[0][0][0], commands, until)
-                break
+        replies = self.ask(key, commands, until)
+        unknown = next((at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)), None)
+        if unknown is not None:
+            # The server was restarted, failed over or flushed. One text loads the script for all.
+            commands[unknown] = ("EVAL", script.text, *commands[unknown][2:])
+            replies = self.ask(key, commands, until)
         return replicated(replies, replicas) if replicas else replies
 
     def listen(self, channel: str, until: float) -> Any:
         """A connection that has subscribed to *channel*. The caller disconnects it."""
         connection = self.open(until)
         try:
-            connection.send_packed_command([packed((self.subscribe, channel))], check_health=False)
-            if not connection.can_read(timeout=max(0.0, until - clock())):
-                raise exceptions.TimeoutError("no reply in time")
-            connection.read_response()
+            accepted(Link(connection).exchange(packed((self.subscribe, channel)), 1, until))
         except BaseException:
             connection.disconnect()
             raise
@@ -265,6 +266,10 @@ class Connections:
             raise
         return connection
 
+    def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
+        """The server that has *key* now."""
+        return self.part
+
     def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
         """The connections to the server that has *key*."""
         return self
@@ -285,10 +290,8 @@ class Connections:
 
     def close(self) -> None:
         """Close the idle connections. A connection in use is not used again."""
-        if isinstance(self._idle, IdleOfThread):
-            idle: Any = self._idle
-        else:
-            idle = self._idle
+        idle = self._idle
+        if not isinstance(idle, IdleOfThread):
             self._idle = deque()
         with suppress(IndexError):
             while True:
@@ -308,11 +311,7 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* returns for these options and ours. Only its connection class and its arguments are used.
-
-    Raises:
-        ConfigurationError: redis-py could not connect with the options. The error names *address*, and no value.
-    """
+    """The pool that *make* returns for these options and ours. Only its connection class and its arguments are used."""
     try:
         pool = make(**{**options, **OURS})
         arguments = pool.connection_kwargs
@@ -362,7 +361,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
         # Fail now rather than at the first connection.
         _ = provider.get_credentials
     except Exception as error:
-        # The text of the error may have a password, so it is not quoted.
+        # Do not quote the error, which may have a password.
         raise TypeError(
             f"credential_provider cannot be used ({type(error).__name__}): give a redis.CredentialProvider, or the "
             "dotted path of a class of one that takes no arguments"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from redis import exceptions
 
@@ -26,7 +27,7 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 # Keys at which one SCAN looks, which blocks the server for a fraction of a millisecond.
 _KEYS_PER_STEP = "250"
-# Seconds after which the locks of an interrupted self-test expire.
+# Seconds.
 _TRIAL_TTL = 1.0
 # Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
@@ -48,42 +49,34 @@ class Inventory:
         self._servers = store.servers
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each key of a lock that begins with *start*, once.
+        """Each key of a lock that begins with *start*, once; a new key may be missed.
 
-        The keys are found in small steps, so a new key may be missed. If one server of several fails,
-        the others are listed before its error is raised.
+        If one server of several fails, the others are listed before its error is raised.
         """
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
         problem = None
-        steps = "MATCH", pattern, "COUNT", _KEYS_PER_STEP
         for server in self._masters():
             cursor = None
             try:
                 while cursor != "0":
-                    cursor, found = self._store.call("SCAN", cursor or "0", *steps, servers=server)
+                    cursor, found = _call(server, "SCAN", cursor or "0", "MATCH", pattern, "COUNT", _KEYS_PER_STEP)
                     fresh = {key for key in found if _OUR_KEY.fullmatch(key)} - seen
                     seen |= fresh
                     yield from fresh
             except StoreError as error:
-                # Name the server: the error of a cluster may have only the cluster's address.
-                is_told = server.address == error.store or server.address in error.problem
-                where = "" if is_told else f" ({server.address})"
-                problem = problem or type(error)(f"{error.store}{where}", *error.args[1:])
+                problem = problem or error
         if problem is not None:
             raise problem
 
     def latency(self, bound: float) -> tuple[float, float]:
-        """Seconds of a round trip, and seconds by which the store's clock is ahead of this machine's.
-
-        These are the worst values of all servers.
-        """
+        """Seconds of a round trip, and by which the store's clock is ahead: the worst values of all servers."""
         found = []
         for server in self._masters(bound):
             # The first request opens a connection, which the second does not pay for.
-            self._store.call("TIME", bound=bound, servers=server)
+            _call(server, "TIME", bound=bound)
             sent_at = clock()
-            answer = self._store.call("TIME", bound=bound, servers=server)
+            answer = _call(server, "TIME", bound=bound)
             round_trip = clock() - sent_at
             here = time.time()
             found.append((round_trip, microseconds(answer) / 1_000_000 - (here - round_trip / 2)))
@@ -94,13 +87,12 @@ class Inventory:
         """The INFO of each server, by its address."""
         said = {}
         for server in self._masters(bound):
-            lines = self._store.call("INFO", bound=bound, servers=server).splitlines()
+            lines = _call(server, "INFO", bound=bound).splitlines()
             said[server.address] = dict(line.split(":", 1) for line in lines if ":" in line)
         return said
 
     def databases(self, bound: float) -> set[tuple[str, int]]:
         """The run id of each server, with the number of the database."""
-        # The address does not tell: an option, or the query of the URL, may name the database.
         number = int(self._servers.pool.connection_kwargs.get("db") or 0)
         return {(report["run_id"], number) for report in self.about_servers(bound).values()}
 
@@ -114,20 +106,19 @@ class Inventory:
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
         now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
-        # Wake those whose turn it is. The break is done even if this fails.
+        # The break is done even if this fails.
         with suppress(StoreError):
             self._store.wake_next(key)
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
         """The fields of *key* that are whole numbers; another program may have written others."""
-        found = self._store.fields(key).items()
-        return {field: int(value) for field, value in found if _NUMBER.fullmatch(value)}
+        return {field: int(value) for field, value in self._store.fields(key).items() if _NUMBER.fullmatch(value)}
 
     def self_test(self, key: str, bound: float) -> None:
         """Acquire, renew and release *key*, which nobody else may use, and wake a waiter by the release.
 
-        Nothing is left. In a cluster each master is tested, on keys like *key*.
+        In a cluster each master is tested, on keys like *key*.
         """
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
@@ -141,17 +132,17 @@ class Inventory:
                 self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
-        # The second key is in another slot: leases are renewed together, which a cluster behind a plain URL refuses.
+        # The second key is in another slot: a cluster behind a plain URL refuses to renew the two together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
-        asks = [([each.key], acquire_arguments(each)) for each in (*holders, waiter)]
+        acquires = [([each.key], acquire_arguments(each)) for each in (*holders, waiter)]
         releases = [([each.key], release_arguments(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # Asked by the key's own part, so the error names its server.
+            # Ask by the key's own part, so that the error names its server.
             tried = partial(self._servers.ask, key, self._commands_on(key))
             self._store.part_of(key).persist(lambda until: accepted(tried(until)), until - clock())
-            accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
+            accepted(self._servers.run(ACQUIRE, acquires, until, self._store.replicas))
             _, renewed = self._store.renew_once(holders, until)
             if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
                 raise NotUsable("a lease of the trial was gone before it could be renewed")
@@ -167,13 +158,13 @@ class Inventory:
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
         nobody = f"{key}:nobody"
-        others = [("TIME",), ("EVAL", "return 1", "0")]
-        others += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
+        named += [("TIME",), ("EVAL", "return 1", "0")]
+        named += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
         if self._store.has_parts:
             # ASKING is needed only while slots move, when it is too late to learn that the right is missing.
-            return [*others, *named, ("ASKING",)]
+            return [*named, ("ASKING",)]
         # A server that answers for keys of many slots is no part of a cluster.
-        return [*others, *named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
+        return [*named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
         if not self._store.has_parts:
@@ -181,6 +172,10 @@ class Inventory:
             return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters
+
+
+def _call(server: Connections, *command: str, bound: float = RELEASE_BOUND) -> Any:
+    return server.part.persist(lambda until: accepted(server.ask("", [command], until))[0], bound)[0]
 
 
 def _keys_like(key: str, many: int) -> Iterator[str]:

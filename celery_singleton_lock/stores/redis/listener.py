@@ -14,7 +14,7 @@ from redis import exceptions
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, Link, packed
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
 
 LISTENING = "(listening)"
@@ -26,7 +26,6 @@ _PATIENCE = 5.0
 _ASK_EVERY = 15.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
-# Seconds without a channel after which the thread ends.
 _LINGERS = 5.0
 # Channels that are subscribed before the thread listens again.
 _BATCH = 500
@@ -37,13 +36,13 @@ Heard = Callable[[str], None]
 
 
 class _Wire:
-    """The connection to one server; None while the server cannot be reached."""
+    """The connection to one server; *link* is None while the server cannot be reached."""
 
     def __init__(self, server: Connections) -> None:
         self.server = server
-        self.connection: Any = None
+        self.link: Any = None
+        # The expected replies in order, each a word and a channel.
         self.asked = deque[tuple[str, str]]()
-        """The expected replies in order, each a word and a channel."""
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
@@ -51,9 +50,13 @@ class _Wire:
     @property
     def due(self) -> float:
         """When to act if nothing comes, on `clock()`."""
-        if self.connection is None:
+        if self.link is None:
             return self.retry_at
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
+
+    def may_read(self, readable: set[int]) -> bool:
+        """Whether its socket is *readable*; a server without a socket has to be asked each time."""
+        return self.link is not None and (self.server.looks_every < _NEVER or self.link.socket.fileno() in readable)
 
     def try_later(self) -> None:
         if self.retry_at == _NEVER:
@@ -61,16 +64,16 @@ class _Wire:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
     def hang_up(self) -> None:
-        if self.connection is not None:
-            self.connection.disconnect()
-        self.connection = None
+        if self.link is not None:
+            self.link.connection.disconnect()
+        self.link = None
         self.asked.clear()
 
     def send(self, commands: Sequence[Command]) -> None:
         if not self.asked:
             self.heard_at = clock()
         self.asked += [(word.lower(), channel) for word, channel in commands]
-        self.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
+        self.link.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
 
 
 class Listener(DaemonThread):
@@ -99,8 +102,8 @@ class Listener(DaemonThread):
         """Have *heard* called with each message of *channel*, which begins with the key of a lock.
 
         *heard* is called with `LISTENING` and `DEAF`, too, perhaps several times. At `LISTENING` ask the store, because
-        earlier messages were missed. *heard* must not block: it is called in the listener's thread, a
-        real thread even where others are greenlets.
+        earlier messages were missed. *heard* must not block: it is called in a real thread even where others are
+        greenlets.
         """
         self._heard[channel] = heard
         self._change(channel)
@@ -108,8 +111,8 @@ class Listener(DaemonThread):
     def remove(self, channel: str, *, at_once: bool = True) -> None:
         """Stop calling *heard* for *channel*, except for a call that is being made.
 
-        If not *at_once*, the thread sleeps on, and the server keeps the subscription for some seconds. Use that for a
-        channel on which nobody publishes again: a thread that wakes competes with the caller for the GIL.
+        If not *at_once*, the server keeps the subscription for some seconds. Use that for a channel on which nobody
+        publishes again: a thread that wakes competes with the caller for the GIL.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:
@@ -138,7 +141,7 @@ class Listener(DaemonThread):
         if patched_by() is None:
             line()
         else:
-            # This is a real thread, which must not take the log's locks from greenlets.
+            # A real thread must not take the log's locks from greenlets.
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
@@ -158,10 +161,9 @@ class Listener(DaemonThread):
     def _listen(self) -> bool:
         """Subscribe new channels, then hear messages until something is due. False ends the thread."""
         if self._pipe is None:
-            pipe = os.pipe()
-            for end in pipe:
+            self._pipe = os.pipe()
+            for end in self._pipe:
                 os.set_blocking(end, False)
-            self._pipe = pipe
         batch = dict.fromkeys([self._changed.popleft() for _ in range(min(_BATCH, len(self._changed)))])
         for wire, commands in self._commands(batch).items():
             with self._losing(wire):
@@ -171,26 +173,29 @@ class Listener(DaemonThread):
         elif clock() >= self._leaves_at:
             self._hang_up()
             return False
-        self._wait(self._pipe[0])
+        readable = self._wait(self._pipe[0])
         for wire in list(self._wires.values()):
             with self._losing(wire):
-                self._read(wire)
                 # Read first: a process that was paused would take its server for late though the reply is there.
+                if wire.may_read(readable):
+                    self._read(wire, wire.link.arrived())
                 self._look_after(wire)
         return True
 
-    def _wait(self, pipe: int) -> None:
+    def _wait(self, pipe: int) -> set[int]:
+        """Sleep until something is due; the sockets that can be read then."""
         poll = original("select", "poll")()
         now = clock()
         poll.register(pipe, _POLLIN)
         due = [self._leaves_at, now if self._changed else _NEVER]
         for wire in self._wires.values():
             due += [wire.due, now + wire.server.looks_every]
-            if wire.connection is not None and wire.server.looks_every == _NEVER:
-                poll.register(wire.connection._sock, _POLLIN)  # noqa: SLF001 (redis-py has no public way)
-        ready = poll.poll(max(0, ceil(1000 * (min(due) - now))))
-        if any(readable == pipe for readable, _ in ready):
+            if wire.link is not None and wire.server.looks_every == _NEVER:
+                poll.register(wire.link.socket, _POLLIN)
+        readable = {end for end, _ in poll.poll(max(0, ceil(1000 * (min(due) - now))))}
+        if pipe in readable:
             original("os", "read")(pipe, 4096)
+        return readable
 
     def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[Command]]:
         commands: dict[_Wire, list[Command]] = {}
@@ -212,30 +217,26 @@ class Listener(DaemonThread):
         wire = self._wire_at(self._servers)
         try:
             # Ask a cluster that could not name an owner only at its retry, or each channel would wait for it.
-            if wire.connection is not None or wire.retry_at == _NEVER:
+            if wire.link is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
-            if wire.connection is None and wire.retry_at == _NEVER:
-                wire.connection = wire.server.open(clock() + REPLY_TIMEOUT)
+            if wire.link is None and wire.retry_at == _NEVER:
+                wire.link = Link(wire.server.open(clock() + REPLY_TIMEOUT))
         except exceptions.RedisError:
             wire.try_later()
-        return wire if wire.connection is not None else None
+        return wire if wire.link is not None else None
 
     def _wire_at(self, server: Connections) -> _Wire:
         return self._wires.get(server) or self._wires.setdefault(server, _Wire(server))
 
-    def _read(self, wire: _Wire) -> None:
-        while (connection := wire.connection) is not None and connection.can_read(timeout=0):
+    def _read(self, wire: _Wire, replies: list[Any]) -> None:
+        for reply in replies:
             wire.heard_at = clock()
-            try:
-                reply = connection.read_response()
-            except exceptions.ResponseError as error:
-                if not wire.asked:
-                    raise
-                word, channel = wire.asked.popleft()
-                if word != wire.server.subscribe.lower():
-                    # The server refused to unsubscribe: drop the connection, or the channel would stay subscribed.
-                    raise
-                self._refused(wire, channel, error)
+            if isinstance(reply, exceptions.RedisError):
+                word, channel = wire.asked.popleft() if wire.asked else ("", "")
+                if word != wire.server.subscribe.lower() or not isinstance(reply, exceptions.ResponseError):
+                    # After a refusal to unsubscribe, a connection that goes on would keep the channel.
+                    raise reply
+                self._refused(wire, channel, reply)
                 continue
             word, channel, text = reply
             if is_expected := bool(wire.asked) and wire.asked[0] == (word, channel):
@@ -277,7 +278,7 @@ class Listener(DaemonThread):
         if wire.retry_at <= now:
             wire.retry_at = _NEVER
             self._changed.extend(list(self._deaf))
-        if wire.connection is not None and wire.due <= now:
+        if wire.link is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
             # Subscribe again instead of PING, which would be one more right for users to give.
@@ -291,16 +292,13 @@ class Listener(DaemonThread):
     def _losing(self, wire: _Wire) -> Iterator[None]:
         try:
             yield
-        except exceptions.RedisError:
-            self._lose(wire)
-
-    def _lose(self, wire: _Wire) -> None:
-        wire.hang_up()
-        wire.server.close()
-        wire.try_later()
-        for channel in [channel for channel, at in self._wire_of.items() if at is wire]:
-            del self._wire_of[channel]
-            self._deafen(channel)
+        except (exceptions.RedisError, OSError):
+            wire.hang_up()
+            wire.server.close()
+            wire.try_later()
+            for channel in [channel for channel, at in self._wire_of.items() if at is wire]:
+                del self._wire_of[channel]
+                self._deafen(channel)
 
     def _hang_up(self) -> None:
         for wire in self._wires.values():

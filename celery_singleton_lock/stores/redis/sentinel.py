@@ -33,8 +33,7 @@ _NUMBERS = ("port", "config-epoch", "num-other-sentinels")
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel; one is asked after the other.
 _PATIENCE = 0.5
-# Seconds between two looks for a new master. Sentinel demotes a former master only after ten seconds. Until then,
-# writes to the former master seem to work, and are lost.
+# Seconds between two looks for a new master. For ten seconds, writes to a former master seem to work, and are lost.
 _LOOK_AGAIN = 1.0
 
 
@@ -49,7 +48,6 @@ class AllSentinels(Sentinel):
         self._moved = moved
 
     def discover_master(self, service_name: str) -> Address:
-        """Host and port of the master; `NotUsable` if no sentinel knows one."""
         states = list[dict[str, Any]]()
         answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
@@ -62,8 +60,7 @@ class AllSentinels(Sentinel):
                 answers[where(host)] = not_connected(error)
             else:
                 states.append(state)
-                others = state["num-other-sentinels"]
-                least = self.min_other_sentinels
+                others, least = state["num-other-sentinels"], self.min_other_sentinels
                 few = f"it knows of {others} others, and min_other_sentinels={least}"
                 is_down = state["is_sdown"] or state["is_odown"]
                 answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
@@ -142,7 +139,6 @@ class SentinelConnections(Connections):
             ) from error
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
-        """Ask as `Connections` does. Once a second, a thread also looks for another master."""
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
             # At the end of the interpreter no thread can start.

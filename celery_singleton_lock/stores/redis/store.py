@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from os import getpid
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from redis import ConnectionPool, exceptions
 
@@ -32,7 +32,7 @@ from celery_singleton_lock.stores.records import (
 )
 from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Call, Connections, check_parts, settled
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, Input, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
@@ -43,7 +43,7 @@ RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 # Short, because a publisher can use its own clock instead.
 _TIME_BOUND = 0.5
-# Seconds for which a comparison with the server's clock counts: in a minute two clocks drift apart by milliseconds.
+# Seconds in which two clocks drift apart by milliseconds.
 _TIME_IS_KNOWN = 60.0
 # Seconds until the server is asked again after no answer.
 _TIME_IS_UNKNOWN = 10.0
@@ -55,30 +55,29 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
 class Store:
-    """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
+    """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
 
-    Every request is bounded in time, and raises `StoreError` if no usable answer came. The request may still have
-    worked, so every request is safe to repeat. Acquire recognises a token that it has granted, and renew and release
-    change nothing that another token holds. With *replicas*, a grant or a renewal counts once so many replicas have it.
+    Every request is bounded in time, and raises `StoreError` without a usable answer. It may have worked all the same,
+    so every request is safe to repeat. With *replicas*, a grant or a renewal counts once so many replicas have it.
     """
 
-    has_parts = False
-    """There are several servers, each of which may be silent alone."""
     on_clock_step: Callable[[float], None] | None = None
     """Called with the seconds by which the store's clock was set, in whichever thread notices."""
     history: int = 500
     """The number of unusual events that are kept; 0 for none."""
     is_of_one_process = False
     """The locks are in memory, so no other process can see them."""
-    servers: Connections
-    replicas: int
-    _renewals_per_script = encoding.RENEWALS_PER_SCRIPT
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url = url
         self._options = options
-        self.replicas = replicas
-        self.servers = self._connect(url, options)
+        self.replicas: int = replicas
+        self.servers: Connections = self._connect(url, options)
+        # There are several servers, each of which may be silent alone.
+        self.has_parts: bool = self.servers.is_sharded
+        self.part_of: Callable[[str], Part] = self.servers.part_of
+        # In a cluster, the keys of a script have to be in one slot.
+        self._renewals_per_script = 1 if self.has_parts else encoding.RENEWALS_PER_SCRIPT
         # By pid, because a forked child needs a listener of its own.
         self._listeners: dict[int, Listener] = {}
 
@@ -88,6 +87,10 @@ class Store:
 
             return SentinelConnections(url, options)
         scheme, _, rest = url.partition("://")
+        if scheme.endswith("+cluster"):
+            from celery_singleton_lock.stores.redis.cluster import Cluster  # noqa: PLC0415 (few use one)
+
+            return Cluster(url, options)
         address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
         def make(**arguments: Any) -> ConnectionPool:
@@ -111,19 +114,11 @@ class Store:
             found = self._listeners.setdefault(getpid(), Listener(servers))
         return found
 
-    def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
-        """The server that has *key* now."""
-        return self.servers.part
-
     def clone(self) -> Self:
         return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place, or learn who holds them all.
-
-        If another delivery of the message has run, or runs, the answer says so, even if a place is free. If a claim
-        with `turn_for` is refused, it has a turn, which is woken on its `channel`.
-        """
+        """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
         part = self.part_of(claim.key)
         bound = min(ACQUIRE_BOUND, claim.patience)
         if part.is_away and claim.facts.task_id and not claim.waits_here:
@@ -136,7 +131,7 @@ class Store:
             part.is_away = True
             raise
         if type(reply) is int:
-            # The usual answer: the first place, and its fence, which is the time.
+            # The usual answer is a grant of the first place, with its fence, which is the time.
             if sent_at >= part.clock.compares_at:
                 self._compare(claim.key, reply, sent_at)
             return Grant(1, reply, reply / 1_000_000, sent_at)
@@ -158,26 +153,25 @@ class Store:
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim, and return the answers in order.
 
-        A claim is renewed only if nobody else can have had its place in between. Without an answer, some
-        claims may have been renewed.
+        A claim is renewed only if nobody else can have had its place in between.
         """
         if not claims:
             return []
         part = self.part_of(claims[0].key)
-        (calls, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
-        for (keys, _), (*_, now) in zip(calls, replies, strict=True):
+        (inputs, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
+        for (keys, _), (*_, now) in zip(inputs, replies, strict=True):
             self._compare(keys[0], now, sent_at)
         return [RENEWALS[answer] for *answers, _ in replies for answer in answers]
 
-    def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
-        """Renew the claims in one try. Returns the calls of the script and their replies; raises errors of redis-py."""
-        calls = list[Call](encoding.renewals_of(claims, self._renewals_per_script))
+    def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Input], list[Any]]:
+        """Renew the claims in one try. Returns the script's inputs and their replies, or raises a `RedisError`."""
+        inputs = list[Input](encoding.renewals_of(claims, self._renewals_per_script))
         try:
-            return calls, accepted(self.servers.run(encoding.RENEW, calls, until, self.replicas))
+            return inputs, accepted(self.servers.run(encoding.RENEW, inputs, until, self.replicas))
         except exceptions.ClusterCrossSlotError:
             # A plain URL may hide a cluster, which refuses keys of several slots in one script.
             self._renewals_per_script = 1
-            if len(calls) == len(claims):
+            if len(inputs) == len(claims):
                 raise
         return self.renew_once(claims, until)
 
@@ -186,8 +180,7 @@ class Store:
     ) -> Release:
         """Give back the place or the turn of the token; with *place*, only that place.
 
-        In the same step the store keeps *ending* if another delivery is known or likely. After a lost lease
-        the store keeps *ending* in any case: the note of another delivery is gone with the lease.
+        In the same step the store keeps *ending*, if the lease was lost or another delivery is known or likely.
         """
         arguments = encoding.release_arguments(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
@@ -204,7 +197,7 @@ class Store:
         return replace(answer, lost=None) if tries > 1 else answer
 
     def wake_next(self, key: str) -> None:
-        """Wake those whose turn it is, in steps: a long line of the dead would block the server."""
+        """Wake those whose turn it is, in steps, because a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
             _, _, has_stopped_short = self.request(encoding.RELEASE, key, ("~", "min_hold=0"))[0]
@@ -228,9 +221,9 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        Another queued call is in its way, and so is a call whose cool-down keeps the key. If *limit* is not 0, runs
-        that hold *limit* places or more are in its way, too. No other call of the key is published for *cooldown*
-        seconds. *published* is kept with the mark, as `Holder.published`; *queue* and *due_for* are fields of `Holder`.
+        In its way is another queued call, a call whose cool-down keeps the key, and, if *limit* is not 0, *limit* runs
+        that hold places. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published*
+        and *due_for* are those of `Holder`.
 
         The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a row
         of such calls, the last is due at most *within* seconds after the publication of the first.
@@ -255,8 +248,7 @@ class Store:
     ) -> Conflict | None:
         """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
-        With *call_ended* the next call may be published, and no call joins this one, even if its run still holds the
-        key.
+        With *call_ended* the next call may be published even while the run still holds the key.
 
         If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
         `succeeds`, only a newer call is a conflict, whether it is queued, is next, or has begun.
@@ -270,16 +262,18 @@ class Store:
         ending = {"attempt": str(attempt), "outcome": outcome, "lasts": milliseconds(seconds)}
         self.request(encoding.MARK_DONE, key, encoding.MARK_DONE.arguments(marker=marker, **ending))
 
+    # A slot is one due time of a beat's entry. Each of these methods returns False if another beat leads.
+
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot: one due time of a beat's entry. False if it was sent, or another beat leads."""
+        """Claim a slot; False also if it was sent."""
         return self._change_slot(key, "claim", slot)
 
     def note_slot(self, key: str, slot: Slot) -> bool:
-        """Note when a slot was sent. False if another beat leads."""
+        """Note when a slot was sent."""
         return self._change_slot(key, "note", slot)
 
     def forget_slot(self, key: str, slot: Slot) -> bool:
-        """Forget the entry of a slot. False if another beat leads."""
+        """Forget the entry of a slot."""
         return self._change_slot(key, "forget", slot)
 
     def _change_slot(self, key: str, verb: str, slot: Slot) -> bool:
@@ -289,18 +283,16 @@ class Store:
 
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""
-        found = self.fields(key).items()
-        return {entry: encoding.slot_in(entry, value) for entry, value in found}
+        return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
 
     def fields(self, key: str) -> dict[str, str]:
-        """All fields of a hash, such as that of slots or of counts."""
         reply = self.call("HGETALL", key)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
         """Add *sums* to a hash of counts, twice if an answer is lost; return the first field."""
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
-        # PEXPIRE comes second: a connection that breaks later leaves no hash without an expiry.
+        # PEXPIRE comes second, so a connection that breaks later leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
         replies, *_ = self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
         return int(replies[0])
@@ -317,12 +309,12 @@ class Store:
         If *tolerant*, the server's error about one key becomes its `problem`, and the other keys are still shown.
         """
         states = encoding.unreadable_in(keys) if tolerant else {}
-        calls = [([key], ()) for key in keys if key not in states]
-        if calls:
+        inputs = [([key], ()) for key in keys if key not in states]
+        if inputs:
 
             def look(until: float) -> dict[str, LockState]:
-                replies = self.servers.run(encoding.SURVEY, calls, until)
-                return encoding.states_in(calls, replies, tolerant=tolerant)
+                replies = self.servers.run(encoding.SURVEY, inputs, until)
+                return encoding.states_in(inputs, replies, tolerant=tolerant)
 
             states |= self.servers.part.persist(look, RELEASE_BOUND)[0]
         return [states[key] for key in keys]
@@ -333,29 +325,26 @@ class Store:
 
     def broken_by(self, claim: Claim) -> str | None:
         """The person who has asked this holder to end, or None."""
-        by: str | None = self.call("HGET", claim.key, f"broken:{claim.token}")
-        return by
+        return cast("str | None", self.call("HGET", claim.key, f"broken:{claim.token}"))
 
     def replaced_by(self, claim: Claim) -> str | None:
         """The task id of the successor that has asked this holder to end, or None."""
-        by: str | None = self.call("HGET", claim.key, f"replaced:{claim.token}")
-        return by
+        return cast("str | None", self.call("HGET", claim.key, f"replaced:{claim.token}"))
 
     def request(
         self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
         """The reply to a script about *key*, the moment of that try, and how many tries may have worked.
 
-        The first try goes straight to a single server, unless that is away. `Part.persist` makes all other tries.
+        The first try goes straight to a single server, which is faster. `Part.persist` makes all other tries.
         """
         part = self.part_of(key)
         sent_at = clock()
         tries = 0
         if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
+            command = ("EVALSHA", script.digest, "1", key, *arguments)
             try:
-                (reply,) = self.servers.ask(
-                    key, (("EVALSHA", script.digest, "1", key, *arguments),), sent_at + _FIRST_TRY
-                )
+                (reply,) = self.servers.ask(key, (command,), sent_at + _FIRST_TRY)
             except exceptions.RedisError as error:
                 if not is_passing(error):
                     raise part.unanswered(error) from error
@@ -365,17 +354,16 @@ class Store:
                 # A refused script has done nothing, so ask again below, where refusals are handled.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
-        calls = [((key,), arguments)]
+        inputs = [((key,), arguments)]
         replies, sent_at, more = part.persist(
-            lambda until: accepted(self.servers.run(script, calls, until, replicas)), bound - (clock() - sent_at)
+            lambda until: accepted(self.servers.run(script, inputs, until, replicas)), bound - (clock() - sent_at)
         )
         return replies[0], sent_at, tries + more
 
-    def call(self, *command: str, bound: float = RELEASE_BOUND, servers: Connections | None = None) -> Any:
+    def call(self, *command: str, bound: float = RELEASE_BOUND) -> Any:
         """The reply to a command, whose second word is the key."""
         key = command[1] if len(command) > 1 else ""
-        asked = servers or self.servers
-        return self.servers.part.persist(lambda until: accepted(asked.ask(key, [command], until))[0], bound)[0]
+        return self.servers.part.persist(lambda until: accepted(self.servers.ask(key, [command], until))[0], bound)[0]
 
     def time(self, key: str) -> int | None:
         """The time of the server that has *key*, in microseconds; None if it is unknown.
@@ -393,7 +381,7 @@ class Store:
             self._compare(key, int(seconds) * 1_000_000 + int(more), sent_at)
         except StoreError:
             part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
-        # Not `part`: the first answer may have told which server has the key.
+        # Not `part`, because the first answer may have told which server has the key.
         return self.part_of(key).clock.now()
 
     def close(self) -> None:
