@@ -91,7 +91,7 @@ class Lock:
         ConfigurationError: A value cannot work, or there is no store.
     """
 
-    # True for `lock_for`: the lock takes all places, whatever the limit of the task.
+    # True for `lock_for`, which takes all places.
     _is_whole = False
 
     def __init__(
@@ -107,7 +107,7 @@ class Lock:
     ) -> None:
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
-        # Looked up here, so that a program without a store fails where it makes the lock.
+        # A program without a store fails where it makes the lock.
         _ = self._store
         self._key = key_of(prefix_of(self._app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
@@ -176,8 +176,8 @@ class Lock:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
         Raises:
-            ConfigurationError: It is neither. The decorated function raises this error if it returns a coroutine, or
-                other work that would be done after the release.
+            ConfigurationError: It is neither. The decorated function raises it for a returned coroutine, or other work
+                that would be done after the release.
         """
         called = _called_by(function)
         is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -310,7 +310,6 @@ class Lock:
         return hold.lease.view
 
     def _latest(self) -> Hold | None:
-        """The last hold of the calling thread, or asyncio task, that was not released."""
         caller = _caller()
         mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
         return mine[-1] if mine else None
@@ -329,8 +328,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Other code may leave a block by another statement. Then take the last block that this context knows, else a
-        block whose lease is over, because its end harms nobody, else the last block.
+        Without such a block take the last one that this context knows, else one whose lease is over, because its end
+        harms nobody, else the last one.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()

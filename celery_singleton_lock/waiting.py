@@ -1,11 +1,9 @@
 """Messages that wait for their turn in the main process of a worker, as every message with a countdown does.
 
-Celery keeps such a message in its timer. The message leaves the timer once: at its time, or earlier if its turn is
-woken.
+Celery's timer holds such a message, which leaves the timer at its time, or earlier if its turn is woken.
 
 A message waits here after its run was refused. A new message waits here at once if other calls of its key are in this
-worker, in the pool or in line. Its run would need a process only to be refused. The line asks for the turn of the
-message.
+worker, because its run would need a process only to be refused. Then the line asks for the turn.
 """
 
 import logging
@@ -36,15 +34,15 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, is_later_attempt, text_of, way_of
 from celery_singleton_lock.runs.policies import POLICIES, REFUSED, delay_in_line
 from celery_singleton_lock.runs.requeue import broker_delays
-from celery_singleton_lock.stores.records import Claim, Conflict
+from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds within which a run in a process has asked for its lock.
-_A_MOMENT = 1.0
+# Seconds for which new messages wait for a run that has begun to ask for the lock. After that the pool decides.
+_ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
-_A_FEW = 50
+_A_FEW = 10
 
 
 @dataclass(eq=False)
@@ -94,14 +92,14 @@ class WaitingMessages:
         self._ends[1].setblocking(False)
         if self._hub is not None:
             hears.setblocking(False)
-            self._hub.add_reader(hears, self._hear)
+            self._hub.add_reader(hears, self._hear, hears)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
         # While a worker ends softly, it starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self) -> None:
-        """Forget all messages, which the broker delivers again, here or elsewhere."""
+        """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
         self._waiting.clear()
@@ -147,8 +145,7 @@ class WaitingMessages:
             self._line.remove(one)
             if isinstance(request := waiting.args[0], RequestInTurn):
                 self._last[one.claim.key] = request
-                request.note_turn(one.claim)
-            # Use our copy of the arguments: `_go_early` empties the entry's.
+                request.note_turn()
             waiting.go(*waiting.args)
 
     def requests_of(self, task: Task) -> type[Any]:
@@ -180,7 +177,6 @@ class WaitingMessages:
         return True
 
     def _wake(self, one: InLine) -> None:
-        """Wake the consumer, from any thread, also from one that must not touch greenlets."""
         self._woken.append(one)
         self._ring()
 
@@ -204,49 +200,40 @@ class WaitingMessages:
                 if waiting.is_revoked:
                     self._wake(one)
 
-    def _hear(self) -> None:
-        with suppress(OSError):
-            while self._ends and self._ends[0].recv(4096):
-                pass
-        self._start_woken()
-
     def _listen(self, hears: socket.socket) -> None:
-        with suppress(OSError):
-            while hears.recv(4096):
-                self._start_woken()
+        while self._hear(hears):
+            pass
 
-    def _start_woken(self) -> None:
+    def _hear(self, hears: socket.socket) -> bool:
+        """Start the messages that were woken. False if nothing more will be heard."""
+        received = b""
+        with suppress(OSError):
+            received = hears.recv(4096)
         while self._woken:
             one = self._woken.popleft()
             if (waiting := self._waiting.get(one)) is not None:
                 self._go_early(one, waiting)
+        return bool(received)
 
     def _go_early(self, one: InLine, waiting: Waiting) -> None:
         """Let the timer start the message now, in the thread in which it starts those that are due."""
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
-            with suppress(AttributeError):
-                # A cancelled entry may stay in the timer until its time, and must not keep the message and its claim.
-                waiting.entry.fun, waiting.entry.args = _nothing, ()
             self._drop_cancelled()
         self._timer.call_after(0, partial(self._go, one), waiting.args)
 
     def _drop_cancelled(self) -> None:
-        """Drop cancelled entries from the timer of an event loop once they are half of its entries."""
+        """Drop cancelled entries, which keep their messages, once they are half of the timer of an event loop."""
         self._cancelled += 1
         entries: Any = getattr(self._timer, "_queue", None)
-        if self._hub is None or not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):
+        if not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):
             return
         self._cancelled = 0
         left = [each for each in entries if not each.entry.canceled]
         heapify(left)
         # Change this very list, which the event loop goes on using.
         entries[:] = left
-
-
-def _nothing() -> None:
-    """The function of a cancelled entry."""
 
 
 def _takes_turns_here(task: Any) -> bool:
@@ -262,7 +249,7 @@ def _takes_turns_here(task: Any) -> bool:
 
 
 class RequestInTurn(SingletonRequest):
-    """A request for a task whose calls take turns. The message may wait here before its run has asked for the lock."""
+    """A request for a task whose calls take turns. Its message may wait here before its run has asked for the lock."""
 
     messages: WaitingMessages
     _in_line: InLine | None = None
@@ -276,10 +263,7 @@ class RequestInTurn(SingletonRequest):
                 self._stand_in_line(may_be_copy=way == "copy")
 
     def _way_of_new(self) -> str:
-        """`first` or `copy` if the message shows no earlier request for the lock; otherwise empty.
-
-        Any other message (a retry, one with an ETA) goes to the pool. A copy may have a turn in line already.
-        """
+        """`first` or `copy` if the message shows no earlier request for the lock; otherwise empty."""
         message, notes = Context(self._request_dict, called_directly=False), self._notes()
         has_asked = notes.refused_at or notes.newest or notes.marked or notes.joins or is_later_attempt(message, notes)
         way = way_of(self.task, message, notes, Delivery())
@@ -290,9 +274,7 @@ class RequestInTurn(SingletonRequest):
         if self._in_line is not None:
             self._in_line.is_new = True
             self._in_line.claim.may_be_copy = may_be_copy
-            timeout = self.task.lock_options.wait_timeout
-            left = float("inf") if timeout is None else timeout
-            delay = delay_in_line(self.task, self._request_dict.get("expires"), left)
+            delay = delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
             # Celery keeps a message with such a time in its timer.
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 
@@ -307,17 +289,17 @@ class RequestInTurn(SingletonRequest):
 
     @property
     def has_asked(self) -> bool:
-        """The run has asked for the lock, if it ever does."""
-        return time.monotonic() - self._accepted_at > _A_MOMENT
+        """The run has had time to ask for the lock."""
+        return time.monotonic() - self._accepted_at > _ASKS_WITHIN
 
-    def note_turn(self, claim: Claim) -> None:
+    def note_turn(self) -> None:
         """Write the turn that was taken here into the notes of the message, where its run finds it."""
-        if self._in_line is not None and claim.rank:
+        if self._in_line is not None and (claim := self._in_line.claim).rank:
             noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
             self._request_dict[HEADER] = {**self._notes().header(), **noted}
 
     def report(self, conflict: Conflict, call_soon: Callable[..., object]) -> None:
-        """Report the conflict as its run would, but send no signal, because receivers are user code."""
+        """Report the conflict as its run would, but send no signal, because receivers are the user's code."""
         key, holder, outcome = conflict.key, conflict.first, "rescheduled"
         log.tell_of_conflict(logging.INFO, key, text_of(self.id), holder, outcome)
         count(store_of(self.app), key, "conflicts", self.task.name, outcome)

@@ -1,11 +1,9 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. The run of a message cannot ask before
-it begins. So the main process that has the message keeps a `Line`, which listens, looks whether the turn of the message
-has come, and then lets the message go to the pool.
+A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. For messages, the main process keeps a
+`Line`, which listens, looks whether their turns have come, and lets them go to the pool.
 
-A turn goes through these states. A script writes them, by the clock of the store. The last column says who runs the
-script. The docs draw this table, and the tests play it out:
+A script writes the state of a turn, by the clock of the store. The last column says who runs the script:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -28,9 +26,8 @@ script. The docs draw this table, and the tests play it out:
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-The turn of a message begins as COMING, with the refusal of its run. The turn of a process begins as WAITING, because
-the process listens before it asks. So does the turn that a main process takes for a message whose run has not asked
-yet. A turn that the store has lost begins again, at its old rank.
+A turn begins as COMING with the refusal of a run. It begins as WAITING if a process or a `Line` has asked for it,
+because these listen before they ask. A turn that the store has lost begins again, at its old rank.
 
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
@@ -64,7 +61,7 @@ _SOON = 2.0
 # Seconds until the next turn looks, after a turn has found a place free by itself: there may be another place.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
-# Seconds. A poll takes no more than 24 days.
+# A poll takes no more than 24 days.
 _LONGEST_SLEEP = 3600.0
 # Seconds for which a waiter puts off its request until it listens: otherwise a release may find nobody.
 _LISTENS_WITHIN = 2.0
@@ -72,18 +69,12 @@ _LISTENS_WITHIN = 2.0
 
 @dataclass(eq=False)
 class InLine:
-    """A message that waits for its turn.
-
-    Attributes:
-        store, claim: The store, and the claim that the run of the message will make.
-        timeout: Seconds after its first refusal for which the call waits, by the store's clock.
-        is_new: The run of the message has not asked yet, so the line takes the turn.
-    """
+    """A message that waits for its turn."""
 
     store: Store
-    claim: Claim
-    timeout: float = float("inf")
-    is_new: bool = False
+    claim: Claim  # the claim that its run will make
+    timeout: float = float("inf")  # seconds after its first refusal for which the call waits, by the store's clock
+    is_new: bool = False  # its run has not asked yet, so the line takes the turn
 
 
 @dataclass(eq=False)
@@ -102,7 +93,7 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        """The first new message, and the first turn; or a few, if nobody can listen: then each looks for itself."""
+        """The first new message, and the first turn, or the first few if nobody can listen."""
         new = self.found_free or (each for each in self.all if each.is_new)
         turns = (each for each in self.all if not each.is_new)
         return [*islice(new, 1), *nsmallest(_A_FEW if self.is_deaf else 1, turns, key=_rank_of)]
@@ -114,7 +105,6 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 
 def _pause_of(position: Position | Conflict, ttl: float, *, is_deaf: bool) -> float:
-    """Seconds until a turn looks unless it is woken before."""
     if position.is_near:
         # Nobody wakes it when a cool-down or a dead holder's lease ends, but that moment is known.
         return min(_SOON, max(_SHORTEST, position.free_in))
@@ -136,8 +126,7 @@ def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bo
 class Bell:
     """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept. A signal wakes it, too."""
 
-    is_deaf = True
-    """The bell does not listen yet, or not any more, so nobody can ring it."""
+    is_deaf = True  # nobody can ring it
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -156,7 +145,6 @@ class Bell:
         self._hears.close()
 
     def _ring(self, text: str) -> None:
-        """In the thread of the listener, native even where threads are greenlets; it must not wait."""
         self.is_deaf = text == DEAF
         # A full socket has woken its reader already. A closed socket has no reader.
         with suppress(OSError):
@@ -174,8 +162,8 @@ class Line:
 
     Arguments:
         come: Called in any thread with a message that has to come. *come* must not block or log.
-        has_turn: Called in the line's thread with a new message, which has a turn from now on. False says that the
-            message has gone meanwhile. Then the line ends the turn.
+        has_turn: Called in the line's thread with a new message that has a turn now. False says that the message has
+            gone meanwhile.
         is_expected: Says whether a run of this process is about to take the place that a new message finds free.
     """
 
@@ -207,7 +195,6 @@ class Line:
         ones.append(one)
         if len(ones) == 1:
             one.store.listener.add(one.claim.channel, partial(self._heard, lock, ones))
-            # Look also if nothing is heard.
             self._look_within(lock, _SOON)
         else:
             self._look(lock, one)
@@ -227,7 +214,6 @@ class Line:
             del self._locks[where]
 
     def _heard(self, lock: _OfOneLock, ones: list[InLine], text: str) -> None:
-        """In the thread of the listener."""
         if text == _FREE:
             for one in tuple(ones):
                 self._wake(one)
@@ -248,7 +234,7 @@ class Line:
             else:
                 pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
-            # The run will report the error if it persists. The run of a new message asks now: it has no turn to lose.
+            # New messages have no turn to lose. Their runs ask now, and report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
@@ -282,7 +268,7 @@ class Line:
         return _AT_ONCE
 
     def _wake(self, one: InLine) -> None:
-        """Let the message come. Two threads may do this at once, because a message is taken only once."""
+        # Two threads may do this at once, because a message is taken only once.
         self._come(one)
         self.thread.put(partial(self._remove, one))
 
