@@ -90,9 +90,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     if options.mode == "until_executing":
         return _begin_without_lease(run, policy)
     if notes.marked:
-        # A run that waits in its slot was taken from its queue in time, so `expires` no longer ends its mark.
-        expires = None if options.on_conflict == "wait" else run.request.expires
-        claim.queued_for = min(options.queue_ttl, until_expired(run.task, expires))
+        claim.queued_for = min(options.queue_ttl, until_expired(run.task, run.request.expires))
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # The turn lasts for as long as the broker may deliver the message again.
         claim.turn_for = redelivered_within(options)

@@ -76,11 +76,12 @@ def _reschedule(run: Run, conflict: Conflict) -> Refused:
 def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
     """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit.
 
-    A run does not wait for a lock that the calling code has.
+    A worker ends a requeued message that has expired. A run does not wait for a lock that the calling code has.
     """
     has_lock = held_here(run.key) is not None or has_locked(run.key)
     if not (run.claim.waits_here or has_lock):
-        return WaitsHere(min(_waiting_left(run, conflict), longest_wait(run)))
+        expires_in = until_expired(run.task, run.request.expires)
+        return WaitsHere(min(_waiting_left(run, conflict), longest_wait(run), expires_in))
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 

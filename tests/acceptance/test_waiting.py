@@ -34,6 +34,19 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
     assert [event.facts["number"] for event in recorder.events("enter")] == list(range(5))
 
 
+def test_a_call_that_waits_in_the_pool_ends_when_it_expires(recorder: Recorder) -> None:
+    task = tasks.by_policy["wait"]
+    with workers(APP, concurrency=3):
+        first = task.delay("k", 1, gate="it has expired")
+        until(lambda: recorder.events("enter"), "the first one runs")
+        expired = task.apply_async(("k", 2), expires=3)
+        with pytest.raises(TaskRevokedError, match="expired"):
+            expired.get(timeout=60)
+        open_gate(recorder, "it has expired")
+        assert first.get(timeout=40) == 1
+    assert [event.facts["number"] for event in recorder.events("enter")] == [1]
+
+
 def test_as_many_run_at_once_as_the_limit_says(recorder: Recorder) -> None:
     with workers(APP, {}, 2, concurrency=3):
         results = [tasks.three_at_once.delay("k", 0.3) for _ in range(12)]
