@@ -222,10 +222,12 @@ class Interrupt:
 
 def _loops_that_run() -> Iterator[Loop]:
     """The event loops that run in any thread of this process; only the garbage collector knows them all."""
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Loop)}
-    for each in objects:
-        if type(each) in kinds:
+    kinds: list[type] = [Loop]
+    for kind in kinds:
+        kinds += set[type](kind.__subclasses__()) - set(kinds)
+    # `gc.get_objects` would refer to each tuple that other threads are building: CPython raises SystemError in them.
+    for each in gc.get_referrers(*kinds):
+        if isinstance(each, Loop):
             with suppress(Exception):
                 if each.is_running():
                     yield each

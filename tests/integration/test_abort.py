@@ -312,3 +312,24 @@ def test_nothing_reaches_the_runs_that_a_thread_has_after_it(app: Celery) -> Non
         return states_after
 
     assert in_a_thread(series) == [states.SUCCESS] * 8
+
+
+def test_a_tuple_that_another_thread_builds_meanwhile_is_built(app: Celery) -> None:
+    is_over, failed = threading.Event(), list[Exception]()
+
+    def build() -> None:
+        while not is_over.is_set():
+            try:
+                tuple(time.sleep(0) or number for number in range(200))
+            except SystemError as error:
+                failed.append(error)
+
+    task, neighbours = task_of(app, computes), [threading.Thread(target=build) for _ in range(2)]
+    for each in neighbours:
+        each.start()
+    states_after = {run(task, str(number)).state for number in range(4)}
+    is_over.set()
+    for each in neighbours:
+        each.join()
+
+    assert (states_after, failed) == ({states.FAILURE}, [])
