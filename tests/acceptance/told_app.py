@@ -9,10 +9,10 @@ from pythonjsonlogger.json import JsonFormatter
 
 from celery_singleton_lock import Lock, LockLost, SingletonTask, signals
 from tests.acceptance.app import app, body, by_mode, by_policy, recorder, task_with
-from tests.acceptance.children_app import holds_the_gil
+from tests.acceptance.children_app import holding_the_gil
 from tests.gates import wait_at
 
-__all__ = ["app", "by_mode", "by_policy", "holds_the_gil"]
+__all__ = ["app", "by_mode", "by_policy"]
 
 
 def handler_to(path: str) -> logging.Handler:
@@ -73,6 +73,7 @@ waits = task_with("told.waits", lock_on_conflict="wait", time_limit=12)
 killed = task_with("told.killed", lock_ttl=60)
 warned = task_with("told.warned", lock_on_lost="warn")
 late = task_with("told.late", acks_late=True)
+holds_the_gil = holding_the_gil("told.holds_the_gil", 8)
 
 
 @app.task(base=SingletonTask, lock_key=())
