@@ -1,7 +1,4 @@
-"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks.
-
-If the store does not answer in time, the functions raise `StoreError`, and the request may have worked.
-"""
+"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks."""
 
 import logging
 import time
@@ -25,24 +22,18 @@ _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
 
-def name_of(holder: Holder) -> str:
-    """The task id of a holder, or the hostname and pid of a `Lock`."""
+def _name_of(holder: Holder) -> str:
     return holder.task_id or worker_of(holder.hostname, holder.pid)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The holders, marks and turns of one lock that a break ends, or has ended.
-
-    Attributes:
-        name: The call or `Lock` that is meant. None means all, except turns of living owners.
-        dropped: Some of `queued`, `next`, `cooldown` and `turns`.
-    """
+    """The holders, marks and turns of one lock that a break ends, or has ended."""
 
     key: str
-    name: str | None = None
+    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
     holders: Sequence[Holder] = ()
-    dropped: Sequence[str] = ()
+    dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
     turns: Sequence[Holder] = ()
 
     @classmethod
@@ -60,15 +51,14 @@ class Plan:
         return bool(self.holders or self.dropped)
 
     def as_json(self, *, gone: bool = False, seconds: float = 0.0) -> dict[str, Any]:
-        asked = [name_of(holder) for holder in self.holders]
+        asked = [_name_of(holder) for holder in self.holders]
         dropped = list(map(in_json, self.dropped))
         return {"key": self.key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
 
     def text(self, *, force: bool) -> str:
-        """The plan and its risk, for people."""
         lines = []
         if self.holders:
-            names = shown(", ".join(map(name_of, self.holders)))
+            names = shown(", ".join(map(_name_of, self.holders)))
             lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
             risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
             lines += [risk] if force else []
@@ -79,11 +69,7 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Later holders stay.
-
-    Returns:
-        The holders that were still there, and the marks and turns that are gone.
-    """
+    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
     key = plan.key
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, key, by) else []
@@ -94,7 +80,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:
-            # A living call keeps its rank, so its next request gets the same position back.
+            # The message of a living call carries its rank, so its next request gets the same position back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -108,7 +94,6 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
         locks.inventory.break_lock(key, (), by)
         dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
         for turn in dead:
-            # A message that still comes carries its rank, so the call gets the same position back.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         if not dead:
             return has_dropped
@@ -116,10 +101,7 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Wait until the holders are gone, at most *seconds*; return those that are left, and how long it took.
-
-    By default, *seconds* is the time that holders usually need to hear of the break and to end.
-    """
+    """Wait until the holders are gone, at most *seconds*; return those that are left, and how long it took."""
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
     began_at = clock()
@@ -137,20 +119,18 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     marks = list[Row]()
     held = 0
     for survey in surveys:
-        if survey.holders:
-            held += 1
-        else:
-            marks += [row for row in rows_of(survey) if row.about.is_queued_or_next]
+        held += bool(survey.holders)
+        marks += [row for row in rows_of(survey) if row.about.is_queued_or_next and not survey.holders]
     return marks, held
 
 
 def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
-    """Drop these marks unless their lock is held now. Return the dropped marks, and the number of held locks."""
+    """Drop the marks of locks that are not held now. Return the dropped marks, and the number of held locks."""
     calls = {(row.lock.key, row.about.task_id) for row in agreed}
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
-        # Pass the task id: otherwise a lease, or the mark of a later call, would be dropped.
+        # Without the task id, a lease or the mark of a later call would be dropped.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 
@@ -161,9 +141,6 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
     marks, _ = marks_left(locks.surveys(pattern))
     dropped, _ = drop_marks(locks, marks)
     return len(dropped)
-
-
-# Names that an operator types.
 
 
 def named(
@@ -199,7 +176,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by task id."""
+    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by that."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -207,7 +184,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # Keep the first row of a call that is in several locks, because holders come first.
+            # Holders come first, so the first row tells most of a call that is in several locks.
             found.setdefault(task_id, (row.lock, task_id))
     # A full name means itself, even if another name begins with it.
     return {start: found[start]} if start in found else found
@@ -232,9 +209,6 @@ def _key_of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     except (TypeError, ValueError) as error:
         advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
         raise click.UsageError(f"The task {task.name!r} cannot be called like this: {error}; {advice}") from error
-
-
-# For people.
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:

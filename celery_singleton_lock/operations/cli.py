@@ -38,12 +38,12 @@ from celery_singleton_lock.stores.records import LockState, lock_name_of
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
 wide_option = click.option("--wide", is_flag=True, help="Show whole names, ids and keys, on lines of any length.")
+arguments_option = click.option("-a", "--args", type=JSON_ARRAY, help="With a task: positional arguments, as JSON.")
 seconds_option = partial(click.option, metavar="SECONDS", show_default=True)
+keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a task: keyword arguments, as JSON.")
 
 
 class Away(click.ClickException):
-    """The store does not answer, or refuses us."""
-
     exit_code = EX_UNAVAILABLE
 
 
@@ -59,7 +59,6 @@ class Commands(click.Group):
 
 
 def app_of(obj: Any) -> Celery:
-    """The app of a command, with its tasks. Without an app, a `click.UsageError`."""
     if click.get_current_context().find_root().params.get("app", "") is None:
         raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
@@ -68,7 +67,6 @@ def app_of(obj: Any) -> Celery:
 
 
 def locks_of(obj: Any) -> Locks:
-    """The locks of the app of a command, with a warning if only one process can see them."""
     locks = Locks(app_of(obj))
     if locks.store.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
@@ -108,16 +106,12 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     if is_json and (rows or problem is None):
         click.echo(json.dumps([row.as_json() for row in rows]))
     elif rows:
-        # The reader of a pipe, such as grep, needs whole names.
+        # A reader of a pipe, such as grep, needs whole names.
         click.echo(table([row.cells for row in rows], is_wide=wide or not sys.stdout.isatty()))
     elif problem is None:
         click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
     if problem is not None:
         raise problem
-
-
-arguments_option = click.option("-a", "--args", type=JSON_ARRAY, help="With a task: positional arguments, as JSON.")
-keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a task: keyword arguments, as JSON.")
 
 
 @singleton.command("show")
@@ -222,12 +216,7 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
 
 
 @singleton.command("doctor")
-@seconds_option(
-    "--timeout",
-    type=click.FloatRange(0.1, 60),
-    default=1.0,
-    help="How long to wait for the store, and for the workers.",
-)
+@seconds_option("--timeout", type=click.FloatRange(0.1, 60), default=1.0, help="How long to wait for each answer.")
 @as_json
 @click.pass_obj
 def doctor(obj: Any, timeout: float, is_json: bool) -> None:
@@ -236,8 +225,7 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     It takes a lock on a key of its own, and changes nothing else. Exits with 1 if
     something is wrong, and with 69 if the store does not answer.
     """
-    app = app_of(obj)
-    findings, is_away = examine(app, timeout)
+    findings, is_away = examine(app_of(obj), timeout)
     is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
         click.echo(json.dumps({"ok": is_well, "checks": findings}))
@@ -256,7 +244,7 @@ def web(obj: Any, bind: str) -> None:
     worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
     is set.
     """
-    # The other commands work without the extra [web].
+    # Here: the other commands work without the extra [web].
     from celery_singleton_lock.web import application  # noqa: PLC0415
 
     host = port = None
@@ -366,8 +354,7 @@ def _confirm() -> None:
 def _operator() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):
-        # A user of a container may have no name.
+    except (KeyError, OSError):  # a user of a container may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
 

@@ -1,19 +1,23 @@
 """Checks of a deployment: its store and servers, settings, tasks, workers and holders. No check changes anything."""
 
 import sys
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery
+from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import (
     faults_of,
+    faults_with,
     lockable,
     never_awaited,
+    queue_of,
     try_store,
     without_base,
     without_effect,
@@ -24,8 +28,8 @@ from celery_singleton_lock.definition.settings import has_password, open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
-from celery_singleton_lock.operations.workers import Found, Worker, about_workers, ask_workers, queues_of
 from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
@@ -39,7 +43,7 @@ _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
 _LONG_TTL = 600.0
 _FORGETS = "can grant twice"
-_QUEUED_LONG = 600.0
+_QUEUED_LONG = 60.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _CLOCK_WRONG = "ages and the slots of a beat are wrong by as much, leases are not; fix the time service of that clock"
 _SEE_STORE = "not checked, because the store cannot be used"
@@ -58,6 +62,24 @@ _ELSEWHERE = (
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 # Before the first renewal, age plus `expires_in` is one ttl; after it, at least four thirds of a ttl.
 _RENEWED = 7 / 6
+_OURS = "singleton_store"
+_QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
+# Seconds to connect to the broker.
+_TO_CONNECT = 5.0
+
+Found = tuple[bool | None, str]
+"""Whether all is well, or None if that could not be checked; and the details."""
+
+
+class Worker(NamedTuple):
+    """The answers of one worker; None for a missing answer."""
+
+    pool: type | None
+    slots: int
+    queues: set[str] | None
+    active: set[str] | None
+    reserved: set[str]
+    store: dict[str, Any]  # `problem`, or by how many seconds the store's clock is `ahead`
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -74,60 +96,47 @@ def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
-    """All findings, and whether the store does not answer.
-
-    The workers and the store have *timeout* seconds each.
-    """
-    try:
-        store = open_store(app)
-    except ConfigurationError as error:
-        return _examine(app, None, {"store": (False, str(error))}, timeout), False
-    with closing(store):
-        locks = Locks(app, store)
-        if locks.store.is_of_one_process:
-            return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout), False
-        try:
-            round_trip, ahead = locks.inventory.latency(timeout)
-        except StoreError as error:
-            return _examine(app, None, {"store": (False, str(error))}, timeout), True
-        slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
-        found: dict[str, Found] = {
-            "store": (True, f"{locks.store.address} answers in {round_trip * 1000:.2f} ms{slow}")
-        }
-        return _examine(app, locks, found, timeout, ahead), False
-
-
-def _examine(
-    app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float, ahead: float = 0.0
-) -> list[dict[str, Any]]:
-    """All findings, with those already *found*; *locks* is None if the store cannot be used."""
+    """All findings, and whether the store does not answer. The workers and the store have *timeout* seconds each."""
+    found = dict[str, Found]()
+    locks, ahead, is_away = None, 0.0, False
     surveys = list[LockState]()
-    if locks:
-        found |= _about_use(locks, timeout)
+    with ExitStack() as stack:
         try:
-            # Survey before asking the workers: then a holder is active on its worker, or has ended.
-            surveys += locks.surveys()
-        except StoreError as error:
-            found["holders"] = None, str(error)
-    workers, silence = ask_workers(app, timeout)
-    rows = locks.rows(surveys) if locks else []
-    advice = _advice(app, rows, workers)
-    if locks:
-        found["clock"] = _about_clocks(ahead, workers)
-        if "holders" not in found:
-            found["holders"] = _about_holders(locks, surveys, workers)
-        advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
+            store = stack.enter_context(closing(open_store(app)))
+            if store.is_of_one_process:
+                found["store"] = None, OF_ONE_PROCESS
+            else:
+                round_trip, ahead = Inventory(store).latency(timeout)
+                slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
+                found["store"] = True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}"
+                locks = Locks(app, store)
+        except (ConfigurationError, StoreError) as error:
+            found["store"] = False, str(error)
+            is_away = isinstance(error, StoreError)
+        if locks:
+            found |= _about_use(locks, timeout)
+            try:
+                # Survey before asking the workers: then a holder is active on its worker, or has ended.
+                surveys += locks.surveys()
+            except StoreError as error:
+                found["holders"] = None, str(error)
+        workers, silence = _ask_workers(app, timeout)
+        rows = locks.rows(surveys) if locks else []
+        advice = _advice(app, rows, workers)
+        if locks:
+            found["clock"] = _about_clocks(ahead, workers)
+            found = {"holders": _about_holders(locks, surveys, workers)} | found
+            advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
     found["tasks"] = not faults, "; ".join(faults) or f"{len(lockable(app))} with a lock, and their options can work"
-    found["workers"] = about_workers(app, workers, silence, rows)
+    found["workers"] = _about_workers(app, workers, silence, rows)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
-    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings]
+    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings], is_away
 
 
 def _about_beats(locks: Locks) -> list[str]:
-    """The advice to start a beat, if all beats of this library are dead."""
-    # Other checks report the error.
+    # Other checks report an error.
     with suppress(ConfigurationError, StoreError):
         leads, last = last_leader_of(locks.app, locks.store)
         if last is not None and not leads:
@@ -137,12 +146,7 @@ def _about_beats(locks: Locks) -> list[str]:
     return []
 
 
-# The store.
-
-
 def _about_caches(locks: Locks, timeout: float) -> list[str]:
-    """The caches of Django in the database of the locks, if their servers can be asked."""
-    # A project with Django has imported Django already.
     django = getattr(sys.modules.get("django.conf"), "settings", None)
     caches = django.CACHES if django is not None and django.configured else {}
     found = []
@@ -171,7 +175,6 @@ def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
 
 
 def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
-    """Whether locks work in the store, and what its servers report."""
     found = dict[str, Found]()
     try:
         try_store(locks.app, timeout)
@@ -186,11 +189,8 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
         return found | dict.fromkeys(_OF_SERVERS, (None, str(error)))
 
 
-# The reports of the servers.
-
-
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers. If they differ, the finding names those with a fault, or else all."""
+    """One finding about all servers. If their findings differ, it names the servers with a fault, or else all."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -248,7 +248,91 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{used} of {most or 'any number'} are in use"
 
 
-# The holders.
+def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
+    """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
+    answers = dict[str, Any]()
+    problems = list[str]()
+
+    def ask(question: str) -> None:
+        try:
+            # `inspect` has public methods for Celery's own requests only.
+            answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises)
+            problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    # Daemons, so that a silent broker does not keep this process from ending.
+    asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
+    for thread in asking:
+        thread.start()
+    # If the app allows one connection only, the questions go out one after another.
+    give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
+    for thread in asking:
+        thread.join(max(0.0, give_up_at - clock()))
+    if len(answers) < len(_QUESTIONS):
+        return {}, problems[0] if problems else "the broker does not answer"
+    names = answers["stats"]
+    return {name: _worker_in(*(answers[question].get(name) for question in _QUESTIONS)) for name in names}, None
+
+
+def _worker_in(stats: Any, active: Any, queues: Any, reserved: Any, store: Any) -> Worker:
+    # A worker whose answer has failed sends the text of its error.
+    pool = stats.get("pool", {})
+    named = None
+    if isinstance(queues, list):
+        # A route may name an alias; or the exchange of a broadcast, because each worker has its own queue.
+        named = {str(each[word]) for each in queues for word in ("name", "alias") if each.get(word)}
+        named |= {each["exchange"]["name"] for each in queues if each["exchange"]["type"] == "fanout"}
+    kind = None
+    # Import only Celery's own modules, because the name comes from another process.
+    if (implementation := str(pool.get("implementation"))).startswith("celery.concurrency."):
+        with suppress(ImportError, AttributeError):
+            kind = symbol_by_name(implementation)
+    return Worker(
+        kind,
+        slots=int(pool.get("max-concurrency") or 1),
+        queues=named,
+        active={call["id"] for call in active} if isinstance(active, list) else None,
+        reserved={call["id"] for call in reserved} if isinstance(reserved, list) else set(),
+        store=store if isinstance(store, dict) else {},
+    )
+
+
+def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None, rows: Iterable[Row]) -> Found:
+    """Whether the workers can run the tasks of *app*, and take the queues of these tasks and of the calls in *rows*."""
+    if silence is not None:
+        return None, f"the workers could not be asked: {silence}"
+    if not workers:
+        is_well = None if app.conf.task_always_eager or not lockable(app) else False
+        return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
+    faults = []
+    for name, worker in sorted(workers.items()):
+        if worker.pool is not None:
+            faults += [f"{name}: {fault}" for fault in faults_with(app, worker.pool, worker.queues or set())]
+        if "problem" in worker.store:
+            faults.append(f"{name} cannot use the store: {worker.store['problem']}")
+    faults += _not_taken(app, rows, workers)
+    parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
+    return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
+
+
+def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) -> list[str]:
+    """A fault for each queue to which tasks are routed or calls were published, and which no worker takes."""
+    taken = set[str]()
+    for worker in workers.values():
+        if worker.queues is None:
+            return []
+        taken |= worker.queues
+    found = defaultdict[str, set[str]](set)
+    goes = [(queue_of(app, task), task.name) for task in lockable(app)] + [(row.about.queue, row.name) for row in rows]
+    for queue, name in goes:
+        if queue is not None:
+            found[queue].add(name)
+    return [
+        f"no worker that has answered takes the queue {queue!r}, to which calls of {', '.join(sorted(names))} go: "
+        f"start one with -Q {queue}, or correct the route"
+        for queue, names in sorted(found.items())
+        if queue not in taken
+    ]
 
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
@@ -283,8 +367,6 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
     return _OF_ANOTHER if is_renewed else _IDLE
 
 
-# Advice.
-
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
 _WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
@@ -292,9 +374,9 @@ _OF_OTHERS = (
     "singleton_lock_prefix"
 )
 _QUEUED = (
-    f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Perhaps no worker takes "
-    "their queue. Or a worker that had received them was killed, and the broker delivers them again, after its "
-    "visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
+    "calls are queued for more than a minute though a worker is idle. Perhaps no worker takes their queue. Or a worker "
+    "that had received them was killed, and the broker delivers them again, after its visibility timeout if it has "
+    "one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
 _RESERVED = (
     "calls are queued because a busy worker has reserved them, and begins them after what it runs now. With "
@@ -326,25 +408,19 @@ _PASSWORD = (
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
     others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{BEAT}."))}
-    # If a worker is idle, a call that is long overdue may have been received by a worker that was killed.
-    is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
-    taken = queues_of(workers)
-    not_taken = set() if taken is None else {row.about.queue for row in rows if row.about.queue} - taken
+    idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
     takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
-    reserved = Counter[str]()
-    late = Counter[str]()
+    reserved, late = Counter[str](), Counter[str]()
     for row in rows:
         call = row.about
         if row.state == "queued" and call.task_id in takers:
             reserved[takers[call.task_id]] += 1
-        elif (
-            is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and call.queue not in not_taken
-        ):
-            late[row.name] += 1
+        elif (row.queued_for or 0.0) > _QUEUED_LONG and not row.lock.holders:
+            late[row.name] += any(each.queues is None or call.queue in (None, *each.queues) for each in idle)
     pieces = {
         **_about_tasks(app, sum(worker.slots for worker in workers.values())),
         _OF_OTHERS: sorted(others - {row.name for row in rows if row.lock.problem}),
-        _QUEUED: [f"{name} ({count})" for name, count in late.most_common()],
+        _QUEUED: [f"{name} ({count})" for name, count in late.most_common() if count],
         _RESERVED: [f"{name} ({count})" for name, count in reserved.most_common()],
         _UNREADABLE: [f"{row.lock.key} ({row.lock.problem})" for row in rows if row.lock.problem],
     }
@@ -357,14 +433,13 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
-    """Each advice about tasks, with the names of the tasks that need it."""
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
-        # Another check reports options that cannot work.
+        # The check of tasks reports options that cannot work.
         with suppress(ConfigurationError):
             options = task.lock_options
             if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:

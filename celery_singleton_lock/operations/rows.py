@@ -1,7 +1,4 @@
-"""The locks of an app in rows, one for each holder and each mark; and what happened to a call.
-
-Functions that read the store raise `StoreError` if the store does not answer in time.
-"""
+"""The locks of an app in rows, one for each holder and each mark; and what happened to a call."""
 
 import json
 import re
@@ -19,7 +16,7 @@ from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.definition.keys import BEAT, lock_name_of_task, start_of_keys
 from celery_singleton_lock.definition.options import as_set, prefix_of
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.runs.endings import CallRevoked
@@ -31,8 +28,7 @@ OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this c
 _NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
 _COLUMNS = 100
 _CUT = {"lock", "label", "worker", "queue"}
-# Columns that are left out if no row has a value in them.
-_RARE = {"label", "queue"}
+_HIDDEN_IF_EMPTY = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
 # Seconds before its due time at which a call counts as due, because the times of a mark are rounded.
@@ -45,11 +41,9 @@ _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "tex
 
 @dataclass(frozen=True)
 class Row:
-    """A holder, a mark, or a call that waits."""
-
     lock: LockState
     about: Holder
-    has_place: bool = False  # the row is a holder, or the cool-down of a run, and no mark or turn
+    has_place: bool = False  # a holder, or the cool-down of a run; no mark and no turn
     queued_for: float | None = None  # seconds since a queued call came due; None if the task is unknown here
     due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
@@ -72,7 +66,6 @@ class Row:
 
     @property
     def age(self) -> float | None:
-        """Seconds since the place was taken, or since the queued call was due."""
         if self.has_place:
             return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
         return self.queued_for
@@ -87,17 +80,16 @@ class Row:
 
     @property
     def position(self) -> int | None:
-        """The position of the row's turn in the line, from 1; None without a turn."""
+        """The position of the row's turn in the line, from 1."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
     @property
     def asked_by(self) -> str | None:
-        """The person who has asked the holder to stop."""
         return self.lock.asked_by.get(self.about.token)
 
     @property
     def cells(self) -> dict[str, str | None]:
-        """The facts that people read, by the head of their column."""
+        """The texts for people, by the heads of their columns."""
         return {
             "lock": self.name,
             "label": self.lock.problem or self.about.label,
@@ -113,13 +105,13 @@ class Row:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The facts for JSON, by their names in the docs; most are None for a row without a place."""
+        """The facts that JSON has of each row; most are None for a row without a place."""
         known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         at = self.about.acquired_at.isoformat() if self.has_place else None
         return {**known, "acquired_at": at, "expires_in": _rounded(self.left)}
 
     def as_json(self) -> dict[str, Any]:
-        """The row as JSON, without its token, because a token allows a release."""
+        """The row as JSON, without the token, with which anybody could release the lock."""
         rare = {
             "queue": self.about.queue,
             "queued_for": _rounded(self.queued_for),
@@ -158,14 +150,14 @@ class Locks:
         return self.inventory.counted(hash_of(self._start))
 
     def history(self) -> list[dict[str, Any]]:
-        """The last events that were neither a grant nor a release, in the words of the docs; the newest first."""
-        # In a set, because a batch whose answer was lost is there twice.
+        """The last events that were neither a grant nor a release; the newest first."""
+        # In a set: a batch whose answer was lost is in the store twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How far back the history goes: a forgotten event looks as if it had never happened."""
+        """How far back the history goes; without it, readers take a forgotten event for one that never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
@@ -181,17 +173,15 @@ class Locks:
         keys = list[str]()
         try:
             keys.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
-        except StoreError:
+        finally:
             yield from self.surveys_of(keys)
-            raise
-        yield from self.surveys_of(keys)
 
     def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(keys), _SURVEYED_AT_ONCE):
             yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all locks: holders first, and the oldest first in each group."""
+        """The rows of these locks, or of all: holders first, the oldest first in each group."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_with_its_due_time(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
@@ -199,12 +189,10 @@ class Locks:
 
 
 def matches(key: str, pattern: str | None) -> bool:
-    """Whether the lock name in *key* matches the glob; without a glob, any name does."""
     return pattern is None or fnmatchcase(lock_name_of(key), pattern)
 
 
 def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
-    """Add the task of a queued call to its row, and the seconds since or until the call is due."""
     mark = row.about
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
@@ -212,7 +200,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     # A mark names no task, so the task stays unknown if several tasks share the lock name.
     if not others:
         row = replace(row, about=replace(mark, task_name=task.name))
-    # A task whose options cannot work must not hide the other locks of the app.
+    # A task whose options are at fault must not hide the other locks.
     with suppress(ConfigurationError):
         # A mark ends `due_for` seconds after its call is due; without `due_for`, `lock_queue_ttl` seconds after.
         due_in = mark.expires_in - (mark.due_for or task.lock_options.queue_ttl)
@@ -224,18 +212,16 @@ def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     """The tasks of an app by the name of their lock, which several tasks may share."""
     found = defaultdict[str, list[Any]](list)
     for task in lockable(app):
-        # Convert a name that is no `str`, which the checks report: no command may fail here.
+        # The checks report a name that is no `str`, and no command may fail here.
         found[str(lock_name_of_task(task))].append(task)
     return found
 
 
 def in_json(state: str) -> str:
-    """The word for a state in JSON, where programs read `quiet` for a cool-down."""
     return "quiet" if state == "cooldown" else state
 
 
 def worker_of(hostname: str | None, pid: int | None) -> str:
-    """Hostname and pid, as far as they are known."""
     return ":".join(str(part) for part in (hostname, pid) if part is not None)
 
 
@@ -253,20 +239,20 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """A call and its result, by their names in the docs; its rows; and why its result is unreadable, or None."""
+    """A call and its result as JSON has them; its rows; and why its result is unreadable, or None."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = dict.fromkeys(_OF_CALL)
     call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
     try:
         kept = locks.app.backend.get_task_meta(task_id)
-    except Exception as error:  # noqa: BLE001 (whatever a backend raises, also a disabled one)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises)
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]
     result = kept.get("result")
     # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
-        # Another error may have attributes with these names.
+        # Other errors may have attributes with these names.
         if isinstance(result, CallRevoked | LockHeld | LockLost):
             # A requeued call may still run, so the reason is not final.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
@@ -276,7 +262,6 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
 
 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A call as text, with what it does now if it has not ended."""
     found = next((row for row in rows if row.state in _NOW), None)
     now = found and _NOW[found.state] + (f", position {found.position} in the line" if found.position else "")
     is_requeued = call["state"] == states.RETRY
@@ -294,16 +279,14 @@ def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return facts_and_rows(facts, rows)
 
 
-# For people: only the printable characters of keys and names reach a terminal.
-
-
 def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
+    """For people: only printable characters of keys and names reach a terminal."""
     lines = aligned([(name, shown(str(value))) for name, value in facts.items() if value is not None])
     return f"{lines}\n\n{table([row.cells for row in rows], is_wide=True)}" if rows else lines
 
 
 def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
-    """The facts of an event that people read, by the head of their column."""
+    """The texts of an event, by the heads of their columns."""
     return {
         "when": event["at"][:19].replace("T", " "),
         "event": " ".join(filter(None, (event["event"], event["outcome"]))),
@@ -316,15 +299,11 @@ def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) -> str:
-    """A head, and a line for each row.
-
-    Unless *is_wide*, the table fits 100 columns: task ids and digests are shown by their beginnings, long names cut.
-    """
+    """A head, and a line for each row. Unless *is_wide*, ids and long names are cut to fit 100 columns."""
     columns = {head: [row[head] for row in rows] for head in rows[0]}
-    kept = {head: texts for head, texts in columns.items() if head not in _RARE or any(texts)}
+    kept = {head: texts for head, texts in columns.items() if head not in _HIDDEN_IF_EMPTY or any(texts)}
     cells = {head: [head.upper(), *(shown(text or "-") for text in texts)] for head, texts in kept.items()}
     if not is_wide:
-        # The digest is enough to name a key.
         cells |= {head: [text.rpartition(":")[2] for text in cells[head]] for head in {"key"} & cells.keys()}
         for head in _SHORTENED & cells.keys():
             cells[head] = [text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…" for text in cells[head]]
@@ -336,25 +315,24 @@ def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) ->
 
 
 def _cut(text: str, width: int) -> str:
-    """Cut the middle of *text*, so that *width* characters are left."""
+    """Cut the middle of *text*, which tells less than its ends."""
     end = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
 
 
 def aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    """The lines, with columns of one width each."""
     form = "  ".join(f"{{:{max(map(len, column))}}}" for column in zip(*lines, strict=True))
     return "\n".join(form.format(*line).rstrip() for line in lines)
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few names, and the number of the rest. *of* is the total, if *names* is incomplete."""
+    """The first few names, and the number of the rest. Give the total *of* incomplete names."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def duration(seconds: float | None) -> str:
-    """`4.2s`, `3m12s`, `2h05m`, `3d04h`; `-` if it is not known."""
+    """`4.2s`, `3m12s`, `2h05m`, `3d04h`; `-` if unknown."""
     if seconds is None:
         return "-"
     if seconds < 60:

@@ -55,9 +55,8 @@ HELD_BY_TEST = "held-by-test"
 
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
-# Seconds: the shortest time that a store counts.
-_MOMENT = 0.001
-# Seconds, because a machine that runs tests may stand still for some.
+_A_MILLISECOND = 0.001
+# Long, because a machine that runs tests may stand still for seconds.
 _EXPIRES_WITHIN = 10.0
 # Seconds in which a body may end after its test.
 _PATIENCE = 1.0
@@ -65,27 +64,18 @@ _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
 
 
-# Locks in memory.
-
-
 class StoreInMemory(MemoryStore):
-    """Locks in the memory of the process that made the store.
-
-    Its clock is not the wall clock: time-machine and freezegun do not affect it. To move it ahead, call `advance`.
-    """
+    """Locks in the memory of this process, with a clock of their own, which time-machine and freezegun do not move."""
 
     def advance(self, seconds: Duration) -> None:
-        """Move the clock of the store ahead by *seconds*, for everything in it.
+        """Move the clock of the store ahead by *seconds*, which must not be negative.
 
         Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
         renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
-
-        Raises:
-            ConfigurationError: *seconds* is no duration, or is negative.
         """
         ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Hold the lock, or another thread may find a lease expired between the two lines.
+        # Otherwise another thread may find a lease expired between the two lines.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -108,9 +98,6 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
     The store serves all threads of this process, with those of Celery's `celery_worker`. In a process that is forked
     inside the block, each lock raises an error. Any other process uses the app's own store.
-
-    Raises:
-        ConfigurationError: *app* is not a Celery app.
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
@@ -132,7 +119,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
-    # Inside `disabled()`, insert before its entry, because the last entry counts.
+    # The last entry counts, and `disabled()` around this block must win.
     at = len(stores_of_locks) if Lockable.locks else 0
     stores_of_locks.insert(at, find)
     try:
@@ -141,16 +128,11 @@ def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
         stores_of_locks.remove(find)
 
 
-# Locks that seem to be held by another run, and holders that seem to die.
-
-
 class _Target(NamedTuple):
-    """The lock that a test names, and the options of its task."""
-
-    said: str
+    said: str  # what the test has called, for errors
     store: Store
     key: str
-    options: LockOptions | None = None
+    options: LockOptions | None = None  # None for a key
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
@@ -180,14 +162,9 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     """End the leases on the lock now, as if their holders had died.
 
-    A `hold` ends like a process that was killed: the next run gets the key and its `self.lock.took_over` is true. A
-    body in this process is interrupted, as its `lock_on_lost` says, before `expire` returns. A body in another
-    process learns of the loss at most a third of its ttl later. A waiter gets the key.
-
-    Arguments:
-        task_or_key: A `SingletonTask`, or a lock key.
-        *args: The arguments of the call whose key is meant.
-        **kwargs: As with `hold`.
+    The arguments are those of `hold`. A `hold` ends like a process that was killed: the next run gets the key, and
+    its `self.lock.took_over` is true. A body in this process is interrupted, as its `lock_on_lost` says, before
+    `expire` returns. A body in another process learns of the loss at most a third of its ttl later.
 
     Raises:
         ConfigurationError: There is no such lock.
@@ -207,16 +184,16 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if isinstance(renewal, Holding) and renewal.task_id == HELD_BY_TEST:
             # End it silently, as a killed process would.
             renewal.go_to(State.LOST)
-        store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
-    # Release the leases of other processes, which would renew a lease that is only shortened.
+        store.renew([replace(renewal.claim, ttl=_A_MILLISECOND)], RELEASE_BOUND)
+    # Other processes would renew a lease that is only shortened.
     for token in tokens - renewals.keys():
         store.release(Claim(key, token, _TTL), None)
     give_up_at = clock() + _EXPIRES_WITHIN
     while not tokens.isdisjoint(holder.token for holder in store.holders(key)):
         if clock() > give_up_at:
             raise SingletonLockError(f"{said}: key={key} is still held {_EXPIRES_WITHIN:g} s later")
-        time.sleep(_MOMENT)
-    # A release with an unknown token only wakes the waiters.
+        time.sleep(_A_MILLISECOND)
+    # With an unknown token, a release only wakes the waiters.
     store.release(Claim(key, new_token(), _TTL), None)
     for renewal in renewals.values():
         renewal.lose("expired")
@@ -279,7 +256,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
     store, key = target.store, target.key
-    # Look first: the store would take a second mark with the same task id for the first mark.
+    # Look first: the store would take a second mark with the same task id for the first one.
     found = next(_marks_of_test(target), None) or store.mark_queued(
         key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0
     )
@@ -303,18 +280,10 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
     )
 
 
-# No locking.
-
-
-# A claim on the whole lock counts as a million places.
-_ENOUGH = 10**12
-
-
 class _Unlimited(MemoryStore):
-    """Grants each claim, because a lock here has more places than a test has threads."""
-
     def acquire(self, claim: Claim) -> Any:
-        return super().acquire(replace(claim, limit=_ENOUGH))
+        # More places than a test can take: a claim on the whole lock counts as a million.
+        return super().acquire(replace(claim, limit=10**12))
 
 
 @contextmanager
@@ -334,22 +303,15 @@ def disabled() -> Iterator[None]:
             Lockable.locks = before
 
 
-# For pytest, which looks for fixtures among the names of a plugin.
-
-
 class SingletonLocks(Recorded):
-    """The record of the test's locks, and their store.
-
-    Attributes:
-        store: The store.
-    """
+    """The record of the test's locks, and their `store`."""
 
     def __init__(self, store: StoreInMemory) -> None:
         super().__init__()
         self.store = store
 
     def advance(self, seconds: Duration) -> None:
-        """Move the clock of the store ahead by *seconds*; see `StoreInMemory.advance`."""
+        """Do what `StoreInMemory.advance` does."""
         self.store.advance(seconds)
 
 
@@ -361,9 +323,6 @@ if find_spec("pytest") is not None:
         """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
         By default Celery's `celery_app` if the test uses that fixture, else the current app.
-
-        Raises:
-            ConfigurationError: There is no app yet.
         """
         for name in ("celery_app", "celery_session_app"):
             if name in request.fixturenames:
@@ -385,7 +344,7 @@ if find_spec("pytest") is not None:
                 yield locks
             give_up_at = clock() + _PATIENCE
             while store.held() and clock() < give_up_at:
-                time.sleep(10 * _MOMENT)
+                time.sleep(10 * _A_MILLISECOND)
             left = [f"key={holder.key} by task_id={holder.task_id}" for holder in store.held()]
         if left:
             pytest.fail(

@@ -64,7 +64,7 @@ class Unanswered(NamedTuple):
 
 
 class Recorded:
-    """The signals of this process, earliest first; signals of other processes are missing.
+    """The signals of this process, earliest first.
 
     Attributes:
         acquired: The leases under which bodies began.
@@ -88,7 +88,7 @@ class Recorded:
 
     @contextmanager
     def listening(self) -> Iterator[Self]:
-        """Record what happens inside."""
+        """Record inside the block."""
         pairs = (
             (signals.lock_acquired, self._on_acquired),
             (signals.lock_conflict, self._on_conflict),
@@ -118,7 +118,7 @@ class Recorded:
         self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A body whose lease was lost has nothing to release. A body that was asked to stop still has its lease.
+        # A body whose lease was lost has nothing to release, but one that was asked to stop still has its lease.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease)))
 
@@ -129,10 +129,7 @@ class Recorded:
 
 
 def recorded() -> AbstractContextManager[Recorded]:
-    """Record what the locks of this process do inside the block, for any app and in any thread.
-
-    Signals in the pool processes of a worker are not recorded, so a test with prefork looks at results instead.
-    """
+    """Record what the locks of this process do inside the block; a pool process of a worker is another process."""
     return Recorded().listening()
 
 
@@ -144,5 +141,4 @@ def await_reports() -> None:
 
 
 def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None, str]:
-    """The task, the task id and the key."""
     return sender.name if isinstance(sender, Task) else None, task_id_of(lease), lease.key

@@ -16,19 +16,14 @@ def application(app: Celery, **options: Any) -> "Site":
     """A WSGI application with the locks of *app*, to mount in another application, or to serve alone.
 
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
-    `/healthz` says whether the store answers. It asks the store, and no worker; it frees no lock, and shows no
-    arguments and no tokens. Everybody who reaches it may read it, so mount it behind an access control, as
-    `celery -A proj singleton web` does. The extra `[web]` is needed.
-
-    Arguments:
-        app: The app.
-        options: The options of `Site`, for the command.
+    `/healthz` says whether runs can lock. It asks no worker, frees no lock, and shows no arguments and no tokens.
+    Everybody who reaches it may read it, so mount it behind your sign-in. *options* are those of `Site`.
 
     Raises:
-        ConfigurationError: The extra is not installed.
+        ConfigurationError: The extra `[web]` is not installed.
     """
     try:
-        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (only the page needs Flask)
+        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (Django's admin needs no Flask)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"

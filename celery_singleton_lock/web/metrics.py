@@ -1,7 +1,6 @@
 """The counters, and the present numbers of locks, for Prometheus.
 
-Labels are names of tasks and words from fixed lists. Keys, task ids and workers are no labels, because each new value
-would be a series of its own in Prometheus.
+A key, a task id or a worker is no label, because each new value would be a series of its own in Prometheus.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ _COUNTERS = {
     "unanswered": "Requests of runs and publishers that the store did not answer, or refused, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
 }
-# The second label, beside the task, and its values.
+# The label beside the task, and its values.
 _LABELS = {
     "conflicts": ("outcome", get_args(ConflictOutcome)),
     "lost": ("reason", get_args(LostReason)),
@@ -74,7 +73,7 @@ class Metrics(Collector):
                 yield GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
         if counts is None:
             return
-        # Only the task, the last part of a field, may have colons. A later version may have fields of another form.
+        # The task, the last part of a field, may have colons. A later version may have fields of another form.
         named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
         numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
         # Begin each counter of each task at 0, so that the first event is a rise.
@@ -87,13 +86,12 @@ class Metrics(Collector):
 
 
 def _present(observer: Observer, names: Sequence[str]) -> Iterator[Metric]:
-    """The present numbers of the tasks with these names, and of other tasks with locks."""
-    rows, _, seconds = observer.locks.result()
+    rows = observer.locks.result().rows
     # If tasks share a lock name, its marks count for the first task.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
-        # A mark names no task, so its lock name decides; a `Lock` has no task, and counts under an empty name.
+        # A mark names no task, so its lock name decides. A `Lock` has no task, and counts under an empty name.
         return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
 
     totals = totals_of(rows, owner)
@@ -104,7 +102,8 @@ def _present(observer: Observer, names: Sequence[str]) -> Iterator[Metric]:
         yield gauge
     broken = {row.lock.key for row in rows if row.lock.problem}
     yield GaugeMetricFamily("singleton_lock_unreadable", "Keys under the prefix that cannot be read.", len(broken))
-    yield GaugeMetricFamily("singleton_lock_scan_seconds", "The time that the last look at all locks took.", seconds)
+    meaning = "The time that the last look at all locks took."
+    yield GaugeMetricFamily("singleton_lock_scan_seconds", meaning, observer.locks.took)
 
 
 def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:

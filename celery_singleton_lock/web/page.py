@@ -25,17 +25,16 @@ from celery_singleton_lock.stores.redis.answers import in_short
 
 T = TypeVar("T")
 
-# Seconds for which a request waits, whatever the store does.
+# Seconds for which a request waits. A look that takes a quarter of them is slow.
 _PATIENCE = 1.75
-# A look that takes more than this part of `_PATIENCE` counts as slow.
-_LONG = 0.25
-# Seconds for a trial: less than `_PATIENCE`, or a request would give up before the trial's error.
+_SLOW = _PATIENCE / 4
+# Less than `_PATIENCE`, or a request would give up before the error of the trial.
 _TRIAL = 1.25
 _TRIED_EVERY = 3.0
-# Seconds until the next look after one that has failed.
-_AGAIN = 1.0
+_AGAIN_AFTER_AN_ERROR = 1.0
 # An answer serves for 20 times as long as its look took, so looks take at most a twentieth of the store's time.
 _REST = 20
+_AT = "{:%Y-%m-%d %H:%M:%S}"
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
@@ -44,14 +43,10 @@ _LONG_WAIT = 900.0
 
 
 class Look(Generic[T]):
-    """A question to the store. One thread at a time looks for the answer, for which each request waits a little.
-
-    Arguments:
-        see: Looks, and raises an error of this library if there is no answer.
-        rest: Seconds for which an answer serves at least.
-    """
+    """A question to the store, by *see*. One thread at a time looks for the answer, which serves *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
+    took = 0.0  # seconds of the last look; 0 after an error
 
     def __init__(self, see: Callable[[], T], rest: float = 0.0) -> None:
         self._see = see
@@ -60,13 +55,11 @@ class Look(Generic[T]):
         self.forget()
 
     def forget(self) -> None:
-        """Let the next request look again."""
         self._answer: Future[T] | None = None
-        self._before: T | None = None
-        self._began_at = self._serves_until = 0.0
+        self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now, or a future answer for which a thread begins to look."""
+        """The answer that serves now, or else a future one, for which a thread begins to look."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
@@ -77,17 +70,12 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer. If it is late, and the last look was slow, too, the answer of the last look.
-
-        Raises:
-            StoreError: There is no answer in the time that a request may wait.
-            ConfigurationError: There is no store to look at.
-        """
+        """The answer. If it is late, and the last look was slow, too, the answer of the last look."""
         try:
             return self.begin().result(max(0.0, self._began_at + _PATIENCE - clock()))
         except TimeoutError:
-            if self._before is not None:
-                return self._before
+            if self.last is not None and self.took > _SLOW:
+                return self.last
             raise StoreError("", f"TimeoutError: no answer within {_PATIENCE:g} s") from None
 
     def _look(self, answer: "Future[T]") -> None:
@@ -95,23 +83,19 @@ class Look(Generic[T]):
         try:
             found = self._see()
         except Exception as error:  # noqa: BLE001 (for each request that waits)
-            self._before = None
-            self._serves_until = clock() + _AGAIN
+            self.took = 0.0
+            self._serves_until = clock() + _AGAIN_AFTER_AN_ERROR
             answer.set_exception(error)
         else:
             self.last = found
-            took = clock() - began_at
-            self._before = found if took > _PATIENCE * _LONG else None
-            self._serves_until = clock() + max(self._rest, _REST * took)
+            self.took = clock() - began_at
+            self._serves_until = clock() + max(self._rest, _REST * self.took)
             answer.set_result(found)
 
 
 class Snapshot(NamedTuple):
-    """All locks at one moment."""
-
     rows: list[Row]
     at: datetime
-    seconds: float  # how long the look took
 
 
 class Counts(NamedTuple):
@@ -122,15 +106,12 @@ class Counts(NamedTuple):
 
 
 class Observer:
-    """The locks of an app, and whether its runs can lock now.
-
-    No request waits for more than two seconds, and many requests ask the store no more often than one request.
-    """
+    """The locks of an app, and whether its runs can lock now. Many requests ask the store as often as one does."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
-        self.locks = Look(self._see_locks)
+        self.locks = Look(lambda: Snapshot(at=datetime.now(UTC), rows=Locks(app).rows()))
         self.counts = Look(self._see_counts)
         self.history = Look(lambda: Locks(app).history())
 
@@ -143,15 +124,11 @@ class Observer:
         return None
 
     def told(self, error: StoreError | ConfigurationError) -> str:
-        """The text of an error, for a page that names the store already."""
+        """The text of an error, without the address, which the page shows already."""
         text = str(error)
         if isinstance(error, StoreError):
             text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
         return as_set(self.app, text)
-
-    def _see_locks(self) -> Snapshot:
-        at, began_at = datetime.now(UTC), clock()
-        return Snapshot(Locks(self.app).rows(), at, clock() - began_at)
 
     def _see_counts(self) -> Counts:
         locks = Locks(self.app)
@@ -168,17 +145,12 @@ def is_meant(name: str, pattern: str) -> bool:
 
 
 def why(error: StoreError | ConfigurationError) -> str:
-    """Why runs cannot lock, without an address, because strangers may read it."""
+    """Why runs cannot lock. Strangers may read it, so it has no address."""
     return in_short(error.problem) if isinstance(error, StoreError) else "the settings of the store cannot work"
-
-
-# The page.
 
 
 @dataclass
 class Total:
-    """The present numbers of some locks."""
-
     held: int = 0
     waiting: int = 0
     queued: int = 0
@@ -199,7 +171,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
         if row.lock.key not in counted:
-            # Each row of a lock has the number of all waiters of the lock.
+            # Each row of a lock has all waiters of the lock.
             counted.add(row.lock.key)
             total.waiting += row.lock.waiters
     return totals
@@ -208,7 +180,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     """The facts for a template, which must escape them for HTML. A `problem` means that no locks can be shown."""
     name = shown(observer.app.main or "this app")
-    facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _shown(datetime.now(UTC))}
+    facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _AT.format(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history, observer.counts):
         look.begin()
     trouble = observer.problem()
@@ -220,7 +192,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         seen = observer.locks.result()
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
-    # Ask for each answer once, because the next one may differ, or be an error.
+    # Each answer is asked for once, because the next one may differ, or be an error.
     events = leads = None
     with suppress(StoreError, ConfigurationError):
         leads = observer.counts.result().beat_leads
@@ -234,7 +206,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         # The store may refuse to record the events, so that an hour of faults would look like a quiet one.
         del verdict["facts"]["Last hour"]
     return facts | {
-        "now": _shown(seen.at),
+        "now": _AT.format(seen.at),
         "alone": OF_ONE_PROCESS if locks.store.is_of_one_process else None,
         "verdict": verdict,
         "sums": {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
@@ -247,10 +219,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads: bool | None) -> dict[str, Any]:
-    """Whether the locks, the events of the last hour and the beat are well, or what is wrong with them.
-
-    The events, and whether a beat leads, are None if they are unknown.
-    """
+    """Whether the locks, the last hour's events and the beat are well, or what is wrong. None means unknown."""
     rows = seen.rows
     last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
     kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()
@@ -278,14 +247,10 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
     }
 
 
-def _shown(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M:%S}"
-
-
 def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     named = set[str]()
     for row in rows[:_MOST_ROWS]:
-        # The first row of a lock names the calls that wait.
+        # Only the first row of a lock names the calls that wait.
         turns = () if row.lock.key in named else row.lock.turns[:_MOST_WAITERS]
         named.add(row.lock.key)
         waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns]
@@ -296,12 +261,9 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             "asked_by": row.asked_by,
             "since": duration(row.age) if row.has_place or row.age is None else due,
         }
-        yield _escaped(row.cells | told) | {"row": row, "bar": _bar_of(row)}
-
-
-def _escaped(facts: Mapping[str, str | None]) -> dict[str, Any]:
-    """The facts for a template. Control characters and lone surrogates, which UTF-8 cannot encode, are escaped."""
-    return {name.replace(" ", "_"): shown(value or "") for name, value in facts.items()}
+        # UTF-8 cannot encode lone surrogates, which `shown` escapes.
+        texts = {head.replace(" ", "_"): shown(text or "") for head, text in (row.cells | told).items()}
+        yield {**texts, "row": row, "bar": _bar_of(row)}
 
 
 def _for(seconds: float | None) -> str:
@@ -309,7 +271,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _bar_of(row: Row) -> dict[str, str] | None:
-    """The bar of a lease shows the rest of its ttl. Its numbers are texts: a template may localise a number."""
+    """The bar for the rest of a ttl. Its numbers are texts: a template may localise a number."""
     ttl = row.about.ttl
     if not (row.about.has_lease and ttl):
         return None

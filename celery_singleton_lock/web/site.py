@@ -27,7 +27,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8
 
 
 class _Client(WSGIRequestHandler):
-    """A handler of requests that does not log them, and drops a silent client."""
+    """Does not log requests, and drops a silent client."""
 
     timeout = 10
 
@@ -37,9 +37,8 @@ class _Client(WSGIRequestHandler):
 class Site(Flask):
     """The locks of an app, for a browser, a program, and a probe.
 
-    Arguments:
-        password: The password that visitors need, with any user name.
-        hosts: The only host names that the page answers to. Without them, another site can read it by DNS rebinding.
+    Visitors need the *password*, if there is one, and any user name. Requests for other *hosts* are refused: without
+    that, another site can read the page by DNS rebinding.
     """
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
@@ -71,7 +70,6 @@ class Site(Flask):
         return render_template("page.html", **context, refresh=seconds), 503 if "problem" in context else 200
 
     def locks_json(self) -> ResponseReturnValue:
-        """What `list --json` writes."""
         try:
             name = request.args.get("name", "")
             return jsonify([row.as_json() for row in self._observer.locks.result().rows if is_meant(row.name, name)])

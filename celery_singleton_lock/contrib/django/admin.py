@@ -32,20 +32,17 @@ class LockAdmin(admin.ModelAdmin):
     """The page, for users who may see the locks; its buttons, for users who may break them."""
 
     def get_urls(self) -> list[Any]:
-        """The page and its button, and no others: a lock is neither added, changed nor deleted."""
+        """The page and its button only: a lock is neither added, changed nor deleted."""
         page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
         return [path("", page, name=_PAGE), path("break/", require_POST(button), name=_BREAK)]
 
     def has_break_permission(self, request: HttpRequest) -> bool:
-        """Whether the user may ask a holder to stop."""
         return bool(request.user.has_perm("celery_singleton_lock.break_lock"))
 
     def has_view_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        """Whether the user may see the locks. Users who may break them also may."""
         return super().has_view_permission(request, obj) or self.has_break_permission(request)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if why := why_no_app(_observer.app):
@@ -63,12 +60,11 @@ class LockAdmin(admin.ModelAdmin):
             "may_break": self.has_break_permission(request),
             "break_url": self._url_of(_BREAK),
         }
-        # The template names URLs of the admin; a project may have several admins, and this is the right one.
+        # A project may have several admins, and the template names URLs of this one.
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
 
     def break_view(self, request: HttpRequest) -> HttpResponse:
-        """A button of the page."""
         if not self.has_break_permission(request):
             raise PermissionDenied
         key, holder, name = (request.POST.get(field, "") for field in ("key", "holder", "name"))
@@ -88,14 +84,14 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _button_of(row: Row) -> tuple[str, str]:
-    """The text of the row's button, empty without a button; and the holder that it asks to stop, empty for marks."""
+    """The text of the row's button, and the holder that the button asks to stop; each may be empty."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return "Ask to stop", row.about.task_id or row.worker
     return "" if row.lock.holders or row.lock.problem else "Drop marks", ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
-    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. Return the outcome."""
+    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds."""
     locks = Locks(_observer.app)
     survey = locks.survey(locks.checked_key(key))
     if not holder and survey.holders:

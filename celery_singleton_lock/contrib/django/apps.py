@@ -19,14 +19,11 @@ _imports: ContextVar[bool] = ContextVar("singleton_imports", default=False)
 
 
 class LocksConfig(AppConfig):
-    """The app, with a label of its own, because the default one would be `django`."""
-
     name = "celery_singleton_lock.contrib.django"
-    label = "celery_singleton_lock"
+    label = "celery_singleton_lock"  # otherwise `django`
     verbose_name = "Celery"
 
     def ready(self) -> None:
-        """Let `manage.py check` look at the locks."""
         checks.register(check_locks, "celery")
         checks.register(check_store, "celery", deploy=True)
 

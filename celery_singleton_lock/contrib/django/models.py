@@ -6,15 +6,13 @@ from django.db import models
 
 
 class _Nothing(models.Manager):
-    """Has no rows: otherwise `dumpdata`, which asks each model for its rows, fails without the table."""
+    """No rows: otherwise `dumpdata`, which asks each model for its rows, fails without the table."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()
 
 
 class Lock(models.Model):
-    """A lock."""
-
     key = models.TextField(primary_key=True)
 
     objects = _Nothing()
@@ -28,5 +26,4 @@ class Lock(models.Model):
         permissions: ClassVar = [("break_lock", "Can ask the holder of a lock to stop")]
 
     def __str__(self) -> str:
-        """The key, in the log of the admin."""
         return str(self.key)
