@@ -202,11 +202,9 @@ def mark_in(key: str, reply: Any) -> Marked | Holder:
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
-    """The holders in a reply, sorted by the end of their leases."""
+    """The holders in a reply, in its order."""
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
-    holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
-    # Calls without a place are in the order of their turns.
-    return sorted(holders, key=lambda holder: 0.0 if holder.goes_before else holder.expires_in)
+    return [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
 
 
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:

@@ -15,19 +15,19 @@
 -- @argument token     fresh for each execution.
 -- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the message takes no place, and only asks whether it has to come. With `turn_for`, it
---                     has a turn from now on unless it has to come: its worker listens for it.
+--                     `looks`: the caller is the message's worker. The message takes no place, but with `turn_for` it
+--                     takes a turn unless it has to come.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname  empty if unknown.
 -- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
 --
 -- Returns  fence, granted place 1 of a lock of which nothing was known.
---          {'granted', now, place, fence, since, died}  Task id, hostname and task name of the holder that died there.
+--          {'granted', now, place, fence, since, died}  `died`: task id, hostname, name of the holder that died there.
 --          {'done', now, attempt, outcome}              A run of this message has ended.
---          {'looked', now, comes, near, free_in}        1 if the message has to come. 1 if it is near, see below.
---                                                       Microseconds until a place is free if nobody renews.
+--          {'looked', now, comes, near, free_in}        1 if the message has to come. 1 if it looks again in a few
+--                                                       seconds. Microseconds until a place is free if nobody renews.
 --          {'walked', now}                              Nobody listens for the turns that were read: ask again.
---          {'held', now, next, holders, ...}            `refused` of parts/lock.lua: a few holders, or calls that go before.
+--          {'held', now, next, holders, ...}            `refused` of parts/lock.lua. `holders`: or calls that go before.
 --          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
 
 -- @include time
@@ -56,7 +56,7 @@ elseif size == 6 and words == 'limit=1' then
   end
 end
 
--- From here on: everything that is not usual, question by question.
+-- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
 -- @include successor
@@ -76,21 +76,14 @@ local places, line, queued, successor = lock.places, lock.line, lock.queued, loc
 local ticket = line and lock.ticket
 local this_call = {
   task_id = task_id, task_name = string.match(named or '', '^[^\31]*'), policy = policy, newest = words.newest,
-  published = published ~= '0' and tonumber(published) or now,
+  published = published ~= '0' and tonumber(published) or now, rank = math.min(tonumber(words.rank or 0), now),
+  token = own_turn,
 }
+local is_newcomer = not ticket and this_call.rank == 0
 local place
 
-local function granted(its_place, fence, since, died)
-  return {'granted', now, its_place, fence, since, died}
-end
-
-local function looked(comes, near, free_at)
-  return {'looked', now, comes and 1 or 0, near, math.max(0, free_at - now)}
-end
-
--- 1. Has another delivery of this message run, or does it run? One message has one body. A later attempt takes over the
--- place in which an earlier attempt has left a cool-down.
--- Every caller reads the marker of its message, because some brokers do not mark a redelivery.
+-- 1. Has another delivery of this message run, or does it run? Every caller reads the marker of its message, because some
+-- brokers do not mark a redelivery. A later attempt takes over the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
 if message then
   local past, outcome, at = read_marker(key, 'done:' .. task_id .. ':' .. message)
@@ -119,7 +112,7 @@ if words.message then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- Both deliveries of a message wait for one turn.
+        -- A message in the broker has one turn for all its deliveries.
         twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
@@ -138,7 +131,7 @@ for _, each in ipairs(places) do
     -- Write this first: a server out of memory refuses HSET as the first write of a script.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
-    return granted(each.place, its_grant.fence, its_grant.since)
+    return {'granted', now, each.place, its_grant.fence, its_grant.since}
   elseif each.alive then
     held, soonest = held + places_of(each.token), math.min(soonest, each.deadline)
   else
@@ -150,7 +143,7 @@ end
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer and looks then
-  return looked(true, 1, now)
+  return {'looked', now, 1, 1, 0}
 elseif newer then
   local holders = described(key, places, A_FEW)
   return refused(newer.task_id, #holders > 0 and holders or described_calls({newer}))
@@ -184,8 +177,6 @@ if queued and not is_queued and heeds then
 end
 -- Wake the turns that go before, because a holder that died has woken none of them. A newcomer that can wait also yields
 -- to an unheard turn, as long as the message of that turn may be on its way. Other callers pass unheard turns over.
-local mine = {rank = math.min(tonumber(words.rank or 0), now), published = this_call.published, token = own_turn}
-local is_newcomer = not ticket and mine.rank == 0
 local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
@@ -193,7 +184,7 @@ if line and free > #before and behind >= from then
     if turn.is_message and is_queued then
       -- That message heeds the mark of this call, so both would wait for each other.
       return
-    elseif not (ticket or is_newcomer) and goes_before(mine, turn) then
+    elseif not (ticket or is_newcomer) and goes_before(this_call, turn) then
       return 'enough'
     end
     local is_there = turn.state ~= UNHEARD and wake_turn(key, its_ticket, turn)
@@ -206,19 +197,18 @@ if line and free > #before and behind >= from then
   end
   -- Wake others instead of the woken turns that have not come, unless the caller takes the place.
   if missed > 0 and (looks or free <= #before) then
-    wake_next(key, line, held, 0)
+    wake_next(key, line, held)
   end
   line = line.first <= line.last and line or nil
 end
 
 -- Read the caller's turn after the walks, which may have changed it.
-local own = ticket and turn_in(call('HGET', key, 'q' .. ticket))
+local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
--- 1 if the caller's turn is among the next few, so that the caller asks again every few seconds. 1 also if the first turn
--- was woken, because its message may not come.
+-- 1 if the caller's turn is among the next few. 1 also if the first turn was woken, because its message may not come.
 local function nearness(own_ticket)
-  local in_front = line and turn_in(call('HGET', key, 'q' .. line.front))
+  local in_front = line and read_turn(key, line.front)
   local is_far = own_ticket and in_front and in_front.state ~= WOKEN and own_ticket - line.front >= NEXT_FEW
   return is_far and 0 or 1
 end
@@ -242,7 +232,7 @@ if looks and (free > #before or not words.turn_for) then
     line.front = ticket
     set_range(key, line)
   end
-  return looked(comes, nearness(ticket), soonest)
+  return {'looked', now, comes and 1 or 0, nearness(ticket), math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?
@@ -291,10 +281,10 @@ if free > #before then
     begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
   end
   if line and line.first <= line.last and free > #before + 1 then
-    wake_next(key, line, held + 1, 0)
+    wake_next(key, line, held + 1)
   end
   expire_after(key, 2000 * ttl)
-  return granted(place, fence, now, died)
+  return {'granted', now, place, fence, now, died}
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends early.
@@ -338,7 +328,7 @@ end
 local turn = {
   state = (is_here or looks) and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
   limit = limit, copies = copies, task_id = task_id, published = this_call.published, is_message = not is_here,
-  rank = own and own.rank or not is_newcomer and mine.rank or nil,
+  rank = own and own.rank or not is_newcomer and this_call.rank or nil,
 }
 
 -- Whether a turn goes before another. A newcomer, which has no rank yet, goes before turns that were published later, and

@@ -28,16 +28,10 @@ end
 -- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
-if is_first then
-  set_mark(key, 'cooldown', cooldown, task_id)
-  return {'marked', 0}
+local function set_mark(name, milliseconds, text)
+  call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. text)
+  expire_after(key, milliseconds * 1000)
 end
-
-local words = words_in(words)
-local limit = tonumber(words.limit)
-local known = call('HMGET', key, 'places', 'queued', 'cooldown')
-local queued, cooling = mark_of(known[2]), mark_of(known[3], 'cooldown')
-local is_repeated = not is_marked and queued and queued.task_id == task_id
 
 local function refuse(holders)
   if is_marked then
@@ -46,6 +40,16 @@ local function refuse(holders)
   return refused('', holders)
 end
 
+if is_first then
+  set_mark('cooldown', cooldown, task_id)
+  return {'marked', 0}
+end
+
+local words = words_in(words)
+local limit = tonumber(words.limit)
+local known = call('HMGET', key, 'places', 'queued', 'cooldown')
+local queued, cooling = mark_of(known[2]), mark_of(known[3], 'cooldown')
+local is_repeated = not is_marked and queued and queued.task_id == task_id
 local older_until, first = queued and queued.supersedes or 0, queued and queued.first or 0
 if queued and queued.task_id ~= task_id then
   if words.newest and queued.published < mark_of(mark).published then
@@ -67,9 +71,10 @@ if not is_repeated and (limit > 0 or cooling) then
     held = held + (each.alive and places_of(each.token) or 0)
   end
 end
+local is_cooling = cooling and cooling.task_id ~= task_id
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
-elseif cooling and cooling.task_id ~= task_id and not words.sent then
+elseif is_cooling and not words.sent then
   return refuse(held > 0 and described(key, places, A_FEW) or described_calls({cooling}))
 end
 local sooner = 0
@@ -80,8 +85,8 @@ if words.newest and older_until > 0 then
   end
 end
 -- A mark with `due_for` ends when the call expires, however much sooner the call is due.
-set_mark(key, 'queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
-if cooldown ~= '0' and not (cooling and cooling.task_id ~= task_id) then
-  set_mark(key, 'cooldown', cooldown, task_id)
+set_mark('queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
+if cooldown ~= '0' and not is_cooling then
+  set_mark('cooldown', cooldown, task_id)
 end
 return {'marked', sooner}

@@ -27,23 +27,7 @@ end
 -- @include queue
 local words = words_in(words)
 local lock = read_lock(key, token)
-local min_hold = (words.min_hold or 0) * 1000
-
--- Whether `min_hold` keeps the place taken for longer.
-local function leave_place(place)
-  -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
-  local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
-  if free_at <= now then
-    empty_place(key, place, token)
-    return false
-  end
-  -- No caller has the new token, so none renews or releases the place.
-  call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
-  call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
-  expire_after(key, free_at - now)
-  return true
-end
-
+local line, min_hold = lock.line, (words.min_hold or 0) * 1000
 local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
 -- First, because a server out of memory refuses HSET as the first write of a script, and allows HDEL.
 if call('HDEL', key, 'w' .. token) == 1 then
@@ -51,18 +35,32 @@ if call('HDEL', key, 'w' .. token) == 1 then
   lost = ''
 end
 
+-- Free the place, unless `min_hold` keeps it taken.
+local function free(place)
+  -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
+  local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
+  if free_at <= now then
+    empty_place(key, place, token)
+    return true
+  end
+  -- No caller has the new token, so none renews or releases the place.
+  forget_token(key, place, token)
+  call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
+  expire_after(key, free_at - now)
+  return false
+end
+
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
-for _, each in ipairs(lock.places) do
-  local is_mine = each.token == token and (not words.place or tonumber(words.place) == each.place)
-  if is_mine then
-    copy_has_come = marker and call('HEXISTS', key, each.place .. ':c') == 1
-    is_kept = leave_place(each.place)
-    lost = ''
+for place, each in ipairs(lock.places) do
+  local is_taken = each.alive
+  if each.token == token and (not words.place or tonumber(words.place) == place) then
+    copy_has_come = marker and call('HEXISTS', key, place .. ':c') == 1
+    is_kept = not free(place)
+    is_taken, lost = is_kept, ''
+    each.token = is_kept and token or nil
   end
-  held = held + ((is_mine and is_kept or not is_mine and each.alive) and places_of(each.token) or 0)
-  if each.token and (is_kept or not is_mine) then
-    highest_left = each.place
-  end
+  held = held + (is_taken and places_of(each.token) or 0)
+  highest_left = each.token and place or highest_left
 end
 if #lock.places > 1 and highest_left == 1 then
   call('HDEL', key, 'places')
@@ -75,12 +73,13 @@ if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   marked = 1
 end
-if lock.line then
-  -- A cool-down frees no place yet, but the first in line has to learn when it will.
-  stopped_short = wake_next(key, lock.line, held, is_kept and 1 or 0)
+if line and is_kept then
+  tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
+elseif line then
+  stopped_short = wake_next(key, line, held)
 end
 wake_successor(key, lock.successor)
-if not lock.line or lock.line.first > lock.line.last then
+if not line or line.first > line.last then
   delete_if_idle(key)
 end
 return {lost, marked, stopped_short and 1 or 0}

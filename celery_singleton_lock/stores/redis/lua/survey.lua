@@ -33,7 +33,7 @@ end
 local function add_turns(from, last)
   local stop = math.min(last, from + MOST_SHOWN - 1)
   for ticket = from, stop do
-    local turn = turn_in(call('HGET', key, 'q' .. ticket))
+    local turn = read_turn(key, ticket)
     if turn and turn.deadline > now then
       turn.is_unheard = turn.state == UNHEARD
       turns[#turns + 1] = turn

@@ -52,7 +52,13 @@ if words.ends_cooldown and lock.cooldown and lock.cooldown.task_id == task_id th
   call('HDEL', key, 'cooldown')
 end
 if words.call_ended then
-  note_end(key, lock.places, task_id)
+  call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
+  for place in ipairs(lock.places) do
+    local grant = call('HGET', key, place .. ':i') == task_id and call('HGET', key, place .. ':')
+    if grant and not has_ended(grant) then
+      call('HSET', key, place .. ':', grant .. ' ended')
+    end
+  end
 end
 if lock.ticket then
   leave_line(key, lock.ticket, '@' .. task_id)
@@ -63,7 +69,7 @@ if lock.line and (lock.ticket or is_queued or is_next) then
   for _, each in ipairs(lock.places) do
     held = held + (each.alive and places_of(each.token) or 0)
   end
-  wake_next(key, lock.line, held, 0)
+  wake_next(key, lock.line, held)
 end
 delete_if_idle(key)
 return 1

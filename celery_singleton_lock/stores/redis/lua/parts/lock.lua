@@ -1,5 +1,19 @@
--- The places of a lock, their holders, and the answer to a caller that gets no place.
+-- The fields of places and holders:
+--   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
+--                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
+--   `<token>`           deadline of that holder, or `!<token>` once the holder was asked to stop.
+--   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
+--   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
+--                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
+--                       holder's result. `ended`: the call has ended, although its run may go on. Before `ended`, at most
+--                       64 bytes, because a longer value doubles the memory of the hash.
+--   `<place>:i`         task id. `<place>:h` is the hostname.
+--   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
+--   `<place>:c`         a copy of the holder's message has come.
+--   `places`            the highest place in use, if that is not 1.
+--   `fence`             the greatest fence that was given.
 local A_FEW = 8 -- holders, or calls that go before, in an answer
+local ALL = 1000000 -- more than any limit
 
 -- A number or a moment as fields and answers have it.
 local function integer(number)
@@ -23,22 +37,6 @@ local function expire_after(key, microseconds)
   end
 end
 
--- The fields of places and holders:
---   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
---                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
---   `<token>`           deadline of that holder, or `!<token>` once the holder was asked to stop.
---   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
---   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
---                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
---                       holder's result. `ended`: the call has ended, although its run may go on. Before `ended`, at most
---                       64 bytes, because a longer value doubles the memory of the hash.
---   `<place>:i`         task id. `<place>:h` is the hostname.
---   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
---   `<place>:c`         a copy of the holder's message has come.
---   `places`            the highest place in use, if that is not 1.
---   `fence`             the greatest fence that was given.
-local FACTS = {':', ':i', ':h', ':n', ':c'}
-
 local function grant_in(value)
   local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) ?(%S*) ?(%d*) ?%S* ?(%d*) ?(%d*)')
   local granted_at = tonumber(since) or 0
@@ -57,47 +55,33 @@ local function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
 
-local function note_end(key, places, task_id)
-  call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
-  for place in ipairs(places) do
-    local grant = call('HGET', key, place .. ':i') == task_id and call('HGET', key, place .. ':')
-    if grant and not has_ended(grant) then
-      call('HSET', key, place .. ':', grant .. ' ended')
-    end
-  end
-end
-
--- A holder that was asked to stop stays marked as such.
-local function set_deadline(key, each, deadline)
-  call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
-end
-
 local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
 -- The number of places that a token takes.
-local ALL = 1000000 -- more than any limit
 local function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
--- All places in order, as {place, token, deadline, alive, asked_to_stop}. The token of an empty place is nil. A holder is
--- alive until its deadline, even if it was asked to stop.
+-- All places in order. The token of an empty place is nil. A holder that was asked to stop is alive until its deadline.
 local function read_places(key, highest)
   local places = {}
   for place = 1, highest do
     local token = call('HGET', key, place) or nil
-    local deadline, asked_to_stop = token and call('HGET', key, token), false
-    if token and not deadline then
-      deadline, asked_to_stop = call('HGET', key, '!' .. token), true
-    end
-    deadline = tonumber(deadline or 0)
+    local deadline = token and call('HGET', key, token)
+    local asked_to_stop = token and not deadline and call('HGET', key, '!' .. token)
+    local ends = tonumber(deadline or asked_to_stop or 0)
     places[place] = {
-      place = place, token = token, deadline = deadline, alive = token and deadline > now, asked_to_stop = asked_to_stop,
+      place = place, token = token, deadline = ends, alive = token and ends > now, asked_to_stop = asked_to_stop,
     }
   end
   return places
+end
+
+-- A holder that was asked to stop stays marked as such.
+local function set_deadline(key, each, deadline)
+  call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
 
 local function ask_to_stop(key, each)
@@ -118,12 +102,14 @@ local function let_holders_stay(key, places)
   end
 end
 
+-- Delete what a holder has left, but for the facts of its place.
+local function forget_token(key, place, token)
+  call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
+end
+
 local function empty_place(key, place, token)
-  local names = {place, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token}
-  for _, suffix in ipairs(FACTS) do
-    names[#names + 1] = place .. suffix
-  end
-  call('HDEL', key, unpack(names))
+  forget_token(key, place, token)
+  call('HDEL', key, place, place .. ':', place .. ':i', place .. ':h', place .. ':n')
 end
 
 -- A holder is seven values in an answer: place, token, deadline, grant, task id, hostname, task name and label.
@@ -133,17 +119,15 @@ local function add_values(holders, values)
   end
 end
 
--- At most `most` of the holders; the holder whose lease ends first is always among them.
+-- At most `most` of the holders, in the order in which their leases end.
 local function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
     if each.alive then
       alive[#alive + 1] = each
-      if each.deadline < alive[1].deadline then
-        alive[1], alive[#alive] = each, alive[1]
-      end
     end
   end
+  table.sort(alive, function(one, other) return one.deadline < other.deadline end)
   for i = 1, math.min(#alive, most) do
     local place = alive[i].place
     local facts = call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
@@ -159,13 +143,9 @@ local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do
     local each = calls[i]
-    local numbers = {each.published or 0, each.due_for or 0, each.is_unheard and 1 or 0, each.rank or 0}
-    for number, value in ipairs(numbers) do
-      numbers[number] = integer(value)
-    end
+    local numbers = format('%.0f %.0f %d %.0f', each.published, each.due_for or 0, each.is_unheard and 1 or 0, each.rank or 0)
     local name = (each.task_name or '') .. (each.label and '\31' .. each.label or '')
-    local ends_at = integer(math.max(each.deadline, now))
-    add_values(rows, {each.word, each.token, ends_at, table.concat(numbers, ' '), each.task_id, each.queue, name})
+    add_values(rows, {each.word, each.token, integer(math.max(each.deadline, now)), numbers, each.task_id, each.queue, name})
   end
   return rows
 end

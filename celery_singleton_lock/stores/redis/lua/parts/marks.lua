@@ -3,7 +3,6 @@
 --   `cooldown`  the call whose publishing keeps the key in a cool-down.
 -- A mark is `<until> <task id>`, and has no effect after that moment. Three parts may follow, each after a '\31': the label,
 -- the queue of the message, and four numbers, which are 0 if unknown. The numbers:
---
 --   the publication of the call
 --   how many milliseconds before the end of the mark the call is due
 --   the moment until which superseded calls may come
@@ -25,11 +24,6 @@ local function mark_of(value, word)
   end
 end
 
-local function set_mark(key, name, milliseconds, task_id)
-  call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. task_id)
-  expire_after(key, milliseconds * 1000)
-end
-
 -- The marker of a message, for its later deliveries: `done:<task id>:<publication>` is `<until> <attempt> <outcome> <when>`
 -- of the last run that has ended. The outcomes:
 --   `retried`  another attempt follows.
@@ -43,8 +37,8 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Write a marker, unless a later attempt, or a later outcome of this attempt, is known. Redis expires no single field, so
--- search a few random fields for markers that are over. That leaves about a tenth of the markers in a hash expired.
+-- Keep a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random fields for
+-- markers that are over. That leaves about a tenth of the markers in a hash expired.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

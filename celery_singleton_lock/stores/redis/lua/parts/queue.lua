@@ -12,13 +12,11 @@
 --                may follow. Then '\31' and the task id.
 --   `w<who>`     the ticket of a token, or of `@` and a task id.
 --
--- A waiter listens on the channel of its turn. `free` says that the turn has come. `near` says that the turn has become
--- one of the next few, or that the store has learned when a place will be free. The waiter then asks when that will be.
+-- A waiter listens on the channel of its turn, `<key>:<who>`. `free` says that the turn has come. After `near` the waiter
+-- looks, to learn when a place will be free.
 -- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
 -- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
--- the earlier publication goes first. A call that was published earlier, but refused within the same two seconds, takes
--- the rank of the call it goes before. The message carries its rank, and gets its position back if the store has lost
--- the turn. leases/line.py has the table of the states.
+-- the earlier publication goes first. leases/line.py has the table of the states.
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
 local LONGEST_WALK = 80 -- tickets that one walk reads, so that it takes less than a millisecond
@@ -32,11 +30,10 @@ local TIDIED_AT_ONCE = 20
 -- too. So twice as many others are woken, and the first that comes is granted.
 local missed = 0
 
--- A turn, of which unknown fields are ignored; nil if there is none.
-local function turn_in(value)
-  local rank, state, since, lasts, before, limit, copies, token, task_id = string.match(
-    value or '', '^(%d+) (%a)(%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d) ([^ \31]+)[^\31]*\31(.*)$'
-  )
+local function read_turn(key, ticket)
+  local value = call('HGET', key, 'q' .. ticket) or ''
+  local rank, state, since, lasts, before, limit, copies, token, task_id =
+    string.match(value, '^(%d+) (%a)(%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d) ([^ \31]+)[^\31]*\31(.*)$')
   if rank then
     rank = tonumber(rank)
     return {
@@ -51,9 +48,9 @@ local function leave_line(key, ticket, token)
   call('HDEL', key, 'q' .. ticket, 'w' .. token)
 end
 
--- The turn of a ticket; nil if there is none. A turn that is over leaves the line.
+-- A turn that is over leaves the line.
 local function turn_at(key, ticket)
-  local turn = turn_in(call('HGET', key, 'q' .. ticket))
+  local turn = read_turn(key, ticket)
   if turn and turn.deadline > now then
     return turn
   elseif turn then
@@ -91,20 +88,23 @@ local function set_state(key, ticket, turn, state, since)
   call('HSET', key, 'q' .. ticket, value_of(turn))
 end
 
--- A WAITING turn is unheard from now on, so a newcomer yields to it for `ON_ITS_WAY`. A turn that was woken, or is on its
--- way, keeps its `since`: it has had its time.
+-- A newcomer yields to a turn that is UNHEARD since less than `ON_ITS_WAY`. A turn that was woken, or was on its way, has
+-- had that time, and keeps its `since`.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
 
--- Wake a turn. False if nobody listens, so that others are woken instead; a turn on its way will listen soon. Without the
--- right to publish, assume that somebody listens.
+-- Returns how many listen. Without the right to publish, assume that somebody does.
+local function tell(key, turn, word)
+  local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, word)
+  return type(listeners) == 'number' and listeners or 1
+end
+
+-- False if nobody listens, so that others are woken instead; a turn on its way will listen soon.
 local function wake_turn(key, ticket, turn)
   if turn.state == WOKEN then
     return true
-  end
-  local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, 'free')
-  if listeners ~= 0 then
+  elseif tell(key, turn, 'free') > 0 then
     set_state(key, ticket, turn, WOKEN)
     return true
   elseif turn.state == COMING and turn.since > now - ON_ITS_WAY then
@@ -114,8 +114,18 @@ local function wake_turn(key, ticket, turn)
   return false
 end
 
--- Visit the turns from a ticket on, in order, until `visit` says `enough`. A turn that is over is removed. A walk reads
--- `LONGEST_WALK` tickets, or twice as many if it begins before the front. Returns three values:
+-- Let turns look, so that they learn when a place will be free.
+local function tell_near(key, from, last)
+  for ticket = from, last do
+    local turn = turn_at(key, ticket)
+    if turn then
+      tell(key, turn, 'near')
+    end
+  end
+end
+
+-- Visit the turns from a ticket on, in order, until `visit` says `enough`. A walk reads `LONGEST_WALK` tickets, or twice as
+-- many if it begins before the front. Returns three values:
 --
 --   the first ticket whose turn is not unheard, or the ticket at which the next walk begins
 --   the first ticket whose turn is unheard, or nil
@@ -158,14 +168,11 @@ local function tidied(key, line)
   return stop + 1
 end
 
--- Let walks begin at a later ticket; `unheard` is the first turn that was left behind. The turns that are near the front
--- from now on have to learn the next deadline.
+-- Let walks begin at a later ticket; `unheard` is the first turn that was left behind.
 local function begin_line_at(key, line, front, unheard)
-  local before, first = line.front, line.first
+  local before = line.front
   front = math.max(front, before)
-  if first < before then
-    first = tidied(key, line)
-  end
+  local first = line.first < before and tidied(key, line) or before
   if first == before then
     first = math.min(unheard or front, front)
   end
@@ -176,33 +183,22 @@ local function begin_line_at(key, line, front, unheard)
   elseif is_moved then
     set_range(key, line)
   end
-  for ticket = math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last) do
-    local turn = turn_at(key, ticket)
-    if turn then
-      redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
-    end
-  end
+  tell_near(key, math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last))
 end
 
--- Wake the turns for which a place is free while `held` are taken. If those are fewer than `least`, tell the next turns that
--- they are near, so that they learn when a place will be free. Returns whether more turns have to be woken. After a
+-- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. After a
 -- release the client has them woken; after another script, the next turn finds the place when it looks.
-local function wake_next(key, line, held, least)
+local function wake_next(key, line, held)
   local woken = 0
   local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
+    local free = turn.limit - held
     if turn.state == UNHEARD then
       return
-    end
-    local free = turn.limit - held
-    local has_place = woken < (free > 0 and math.max(free, math.min(2 * missed, MOST_WOKEN)) or free)
-    if not has_place and woken >= least then
+    elseif woken >= (free > 0 and math.max(free, math.min(2 * missed, MOST_WOKEN)) or free) then
       return 'enough'
-    elseif not has_place then
-      redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
-    elseif not wake_turn(key, ticket, turn) then
-      return
+    elseif wake_turn(key, ticket, turn) then
+      woken = woken + places_of(turn.token)
     end
-    woken = woken + places_of(turn.token)
   end)
   begin_line_at(key, line, front, unheard)
   return stopped_short
@@ -213,7 +209,7 @@ local function read_lock(key, who)
   local known = call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
   )
-  local first, last, front = tonumber(known[3] or nil), tonumber(known[4] or nil), tonumber(known[5] or known[3] or nil)
+  local first, last, front = tonumber(known[3] or nil), tonumber(known[4] or nil), tonumber(known[5] or nil)
   return {
     fence = known[1], places = read_places(key, tonumber(known[2] or 1)),
     line = first and {first = first, last = last, front = front},

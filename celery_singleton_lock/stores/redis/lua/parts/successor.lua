@@ -24,15 +24,14 @@ local function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
--- Wake the worker that has the successor's message and listens for it.
 local function wake_successor(key, successor)
   if is_coming(successor) then
     redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
   end
 end
 
--- The relation of a call to the successor. The call is {task_id, task_name, published, newest, policy}; its policy is nil if
--- it never becomes the successor. The two are of one kind if both policies are `replace`, or `rerun` of one task. Then:
+-- The relation of a call to the successor. The policy of a call that never becomes the successor is nil. The two are of one
+-- kind if both policies are `replace`, or `rerun` of one task. Then:
 --
 --   the successor               was published before the call   was published later
 --   is coming                   older_yields                    newer_wins
@@ -71,7 +70,7 @@ local function relation(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- The newer call in whose favour a call ends: it is queued, comes next, or has begun.
+-- The newer call in whose favour a call ends.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
@@ -79,7 +78,7 @@ local function newer_call(caller, queued, successor)
   return relation(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- The task id of a run that was published after a call that would be successor. A `Lock` has no task id: no call yields to it.
+-- The task id of a run that was published after the call. No call yields to a `Lock`, which has no task id.
 local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -110,20 +109,16 @@ local function ask_oldest_to_stop(key, places, successor_id)
   end
 end
 
--- Delete a lock in which nothing counts any more.
+-- Delete a lock in which nothing is left but its fence, and marks that are over.
 local function delete_if_idle(key)
-  local known = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
-  if known[5] then
-    return
+  local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
+  for i = 1, 4 do
+    many = many + (known[i] and 1 or 0)
   end
-  local silent, successor = known[4] and 1 or 0, successor_in(known[3])
-  for _, mark in ipairs({known[1], known[2]}) do
-    silent = silent + (mark and not mark_of(mark) and 1 or 0)
-  end
-  if successor and math.max(successor.deadline, successor.supersedes) <= now then
-    silent = silent + 1
-  end
-  if call('HLEN', key) == silent then
+  local successor = successor_in(known[3])
+  local is_in_force = mark_of(known[1]) or mark_of(known[2])
+    or successor and math.max(successor.deadline, successor.supersedes) > now
+  if not is_in_force and call('HLEN', key) == many then
     call('DEL', key)
   end
 end
