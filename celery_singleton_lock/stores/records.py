@@ -13,13 +13,10 @@ Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
 """Publish in spite of a cool-down (`anyway`), or of a cool-down and another queued call (`over`)."""
-
-
 Newest = Literal["", "queued", "next"]
-"""How a call became the newest, in whose favour older calls may have ended; empty for other calls.
+"""How a call became the newest: it was marked as queued, or requeued as the call that runs next. Empty for other calls.
 
-A call is `queued` from its publishing on, in a queue mode with `rerun` or `replace`. It is `next` once it was refused
-and requeued as the call that runs next. The message carries this note until its body begins.
+Older calls may have ended in favour of the newest, so its message says this until its body begins.
 """
 
 
@@ -60,7 +57,7 @@ class Claim:
     queued_for: float = 0.0  # seconds for which the call still counts as queued if it is refused
     turn_for: float = 0.0  # seconds for which the call has a turn if it is refused
     waits_here: bool = False  # the turn belongs to this process; if False, to the message
-    rank: int = 0  # the position of its turn in the line: the moment of its first refusal; 0 for a newcomer
+    rank: int = 0  # when the call got its turn; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
     patience: float = float("inf")  # seconds for the request, all tries together
 
@@ -80,7 +77,7 @@ def lock_name_of(key: str) -> str:
 
 
 def marker_of(task_id: str, message: int) -> str:
-    """The field that tells that a run of a message has ended."""
+    """The field of the marker that a run of a message leaves at its end."""
     return f"done:{task_id}:{message}"
 
 
@@ -112,7 +109,7 @@ class Done:
 
 
 Marker = Literal["none", "left", "unknown"]
-"""Whether the store has a marker; `unknown` if the store gave no answer."""
+"""Whether the store has a marker; `unknown` without an answer."""
 
 
 @dataclass(slots=True)
@@ -131,7 +128,7 @@ class Slot:
 
     entry: str
     due: int
-    fence: int  # of the lease under which it is claimed
+    fence: int  # of the beat's lease
     sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`; 0 if never
 
 
@@ -139,18 +136,18 @@ class HolderState(StrEnum):
     """What a holder of a key, or a call that goes before others, has in the store."""
 
     HELD = "held"  # a lease
-    ASKED_TO_STOP = "asked to stop"  # a lease that the holder was asked to give back
-    COOLDOWN = "cooldown"  # nothing but a cool-down, which keeps the key after its run, or after its publishing
+    ASKED_TO_STOP = "asked to stop"  # a lease
+    COOLDOWN = "cooldown"  # a cool-down after its run, or after its publishing
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
     WAITING = "waiting"  # a turn
     ENDED = "ended"  # nothing any more: its run has just ended, or has begun and superseded an older call
-    UNREADABLE = "unreadable"  # something that is no lock: the key is another program's, or damaged
+    UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of a lock, as it described itself at its acquire, or a call that goes before others.
+    """A holder of a lock, or a call that goes before others.
 
     Attributes:
         key: The lock key.
@@ -159,14 +156,14 @@ class Holder:
         acquired_at: The moment of the grant by the store's clock. Without a grant, the moment of the answer.
         expires_in: Seconds until its lease, mark or turn ends, unless it is renewed.
         fence: A number greater than that of any earlier holder. 0 without a grant.
-        task_id: The task id of its call. None for a `Lock`.
+        task_id: None for a `Lock`.
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
-        label: The text that its `lock_label` has made of the call.
+        label: The text of its `lock_label`.
         ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        keeps_result: Others can read its result under its task id, if its task keeps results at all. A run in eager
-            mode, for example, gives its result to its caller only.
-        call_ended: Its call has ended, although its run may go on. The next call may be published.
+        keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
+            example, gives its result to its caller only.
+        call_ended: The next call may be published, although the run may go on.
         due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
         is_unheard: Nobody listened when the turn was woken, so others are woken instead.
@@ -214,17 +211,17 @@ class Holder:
 
     @property
     def is_unrenewed(self) -> bool:
-        """More than half of its ttl is over, so a renewal, due each third, has not come."""
+        """More than half of its ttl is over, although a renewal is due each third."""
         return self.has_lease and self.expires_in < self.ttl / 2
 
     @property
     def refusal(self) -> LockHeld:
-        """The error of a call that finds it in the way."""
+        """The error of a call that is refused because of it."""
         return LockHeld(self.key, self.task_id, self.expires_in, self.state_in_log)
 
     @property
     def state_in_log(self) -> LockHeldState:
-        """Its state in the words of the log and of `LockHeld`."""
+        """Its state, as the log and `LockHeld` name it."""
         if self.has_lease:
             return "held"
         if self.goes_before:
@@ -247,7 +244,7 @@ class Conflict:
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    is_near: bool = True  # its turn is among the next few, or the first turn was woken, whose message might be lost
+    is_near: bool = True  # its turn looks again in a few seconds
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -264,14 +261,14 @@ Verdict = Grant | Conflict | Done
 class Position:
     """The position of a message in the line for a lock."""
 
-    at: int  # when the store answered, by its clock
+    at: int  # as in a `Conflict`, `is_near` and `free_in` too
     comes: bool  # the message comes now: its turn has come, or is gone
-    is_near: bool  # its turn is among the next few, or the first turn was woken, whose message might be lost
-    free_in: float  # seconds until a place is free if nobody renews
+    is_near: bool
+    free_in: float
 
 
 class Renewal(IntEnum):
-    """The answers to a renewal, with their numbers in renew.lua."""
+    """The answers of renew.lua to a renewal."""
 
     RENEWED = 1
     REPLACED = 2  # renewed; a successor asks the holder to stop
@@ -289,14 +286,11 @@ class Release:
     """The answer to a release of a lease or of a turn."""
 
     marker: Marker  # unknown until a release in the background has an answer
-    lost: LostReason | None = None  # why the lease had been lost before; None if it had not, or if that is unknown
+    lost: LostReason | None = None  # why the lease had been lost before, if that is known
 
 
 RELEASED = Release("none")
 UNANSWERED = Release("unknown")
-
-
-# For operators.
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +311,7 @@ class LockState:
         next: Task id of the call that runs next, or None.
         waiting: How many calls wait.
         cooldown_until: The end of its last cool-down, or None.
-        problem: Why nothing else is known: the key is another program's, or damaged.
+        problem: Why nothing else is known, or None.
     """
 
     key: str

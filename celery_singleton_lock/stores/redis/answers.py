@@ -58,7 +58,6 @@ _ADVICE = {
         "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database"
     ),
 }
-# Shown to the callers of tasks, who must not learn the address of the store.
 _IN_SHORT = {
     r"OutOfMemoryError|\bOOM\b": "the store is full, and refuses to write",
     r"\bMISCONF\b": "the store cannot save to its disk, and refuses to write",
@@ -72,7 +71,7 @@ _IN_SHORT = {
     r"ConnectionError|NotUsable|CLUSTERDOWN": "the store cannot be reached",
 }
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
-# Stands for the user's name where only a credential_provider knows it.
+# Instead of the user's name, which only the credential_provider knows.
 _PROVIDED = "that credential_provider names"
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -86,7 +85,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used; *advice* is None if the problem may pass without a change."""
+    """No known server can be used; *advice* is None if the problem may pass by itself."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -107,7 +106,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """Return the replies, or raise the first error among them."""
+    """*replies*, or raise the first error among them."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply
@@ -115,21 +114,20 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The server is not a master yet, or not any more, so its address may lead to another server."""
+    """The server is no master, so its address may lead to another server soon."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
 def is_passing(error: exceptions.RedisError) -> bool:
-    """The next try may work."""
     is_away = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError)
     return is_elsewhere(error) or (is_away and advice_about(error) is None)
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """The setting that would prevent *error*; None if the error may pass without a change."""
+    """What the user can do about *error*; None if the error may pass by itself."""
     if isinstance(error, NotUsable):
         return error.advice
-    # Without the command's arguments: one of our own values could look like an error.
+    # Not in the command's arguments: one of our own values could look like an error.
     text = problem_of(error)
     return next((advice.format(user=user) for says, advice in _ADVICE.items() if re.search(says, text)), None)
 
@@ -139,25 +137,22 @@ def none_of(
     answers: Mapping[str, exceptions.RedisError],
     advise: Callable[[exceptions.RedisError], str | None] = advice_about,
 ) -> NotUsable:
-    """The error if several servers were asked and none gave a usable answer; it quotes the answer of each."""
+    """The error if none of several servers gave a usable answer."""
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
-    # A single refusal may be the fault of that server, so the advice is given only if all refuse.
+    # A single refusal may be the fault of that server.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 
 
 def in_short(problem: str) -> str:
-    """A few words on the `problem` of a `StoreError`, without an address."""
+    """The `problem` of a `StoreError`, for callers of tasks, who must not learn the address of the store."""
     return next(
         (words for says, words in _IN_SHORT.items() if re.search(says, problem)), "the store refuses what runs do"
     )
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The type and the text of *error*, without the arguments of the command: those of AUTH have the password.
-
-    There is no full stop at the end, because the words become a part of longer sentences.
-    """
+    """*error* as a part of a sentence, without the arguments of the command: those of AUTH have the password."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
@@ -168,9 +163,9 @@ class Part:
     """On `clock()`. Until then, releases in the background leave the server alone."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        # The last acquire got no answer, and no later request got one.
+        # No request since the last acquire, which got no answer, has got one.
         self.is_away: bool = False
-        # Once true, scheme and TLS of the URL are right, whatever fails later.
+        # Then scheme and TLS of the URL are right, whatever fails later.
         self.has_answered: bool = False
         is_provided = arguments.get("credential_provider") is not None
         self._address = address
@@ -195,7 +190,7 @@ class Part:
             try:
                 answer = ask(give_up_at)
             except exceptions.RedisError as error:
-                # Keep an earlier refusal: the last try may time out only because too little time was left.
+                # Keep an earlier refusal: the last try may have had too little time.
                 if problem is None or not isinstance(error, exceptions.TimeoutError):
                     problem = error
                 if not is_passing(error) or clock() + pause >= give_up_at:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from importlib import resources
-from itertools import groupby
+from itertools import groupby, islice
 from math import inf
 from typing import Any
 
@@ -30,7 +30,7 @@ from celery_singleton_lock.stores.records import (
     lock_name_of,
     marker_of,
 )
-from celery_singleton_lock.stores.redis.answers import accepted, advice_about
+from celery_singleton_lock.stores.redis.answers import advice_about
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
@@ -49,8 +49,8 @@ class Script:
     """A Lua file of this package, called by its digest.
 
     Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
-    `-- @include NAME` stands for `lua/parts/NAME.lua`. The parts come after the usual answer: a script defines its
-    functions in each run, which would slow that answer.
+    `-- @include NAME` stands for `lua/parts/NAME.lua`. Parts below the usual answer do not slow that answer: a script
+    defines its functions in each run.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -105,11 +105,12 @@ def acquire_arguments(claim: Claim) -> list[str]:
 
 def look_arguments(claim: Claim) -> list[str]:
     token, grant, words, *others = acquire_arguments(claim)
+    # Not at the end: acquire.lua may grant at once what begins with the limit.
     return [token, grant, f"looks {words}", *others]
 
 
 def _words_of(claim: Claim) -> str:
-    """The argument `words` of acquire.lua: fields of the claim, most of them only if they are set."""
+    """The argument `words` of acquire.lua, which begins with the limit."""
     words = f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -145,9 +146,7 @@ def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str],
     """Keys and arguments of renew.lua for at most *most* claims each, which have one ttl."""
     # Claims with one ttl are mostly neighbours already, so they are not sorted.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
-        group = list(alike)
-        for start in range(0, len(group), most):
-            part = group[start : start + most]
+        while part := list(islice(alike, most)):
             yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
@@ -155,7 +154,6 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     facts = claim.facts
     is_due = ending is not None and ending.is_due
     if place == 1 and not claim.min_hold and not is_due:
-        # `size` is the number of fields in a hash that has nothing but this holder: release.lua deletes such a hash.
         words = "size=7 place=1" if facts.task_name or facts.label else "size=6 place=1"
     else:
         words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
@@ -166,7 +164,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
-    """The verdict in a reply of acquire.lua that is more than a fence."""
+    """The verdict in a reply of acquire.lua, unless the reply is a fence."""
     match reply:
         case ["granted", _, place, fence, since, *died]:
             return Grant(place, fence, since / 1_000_000, sent_at, bool(died), _dead(key, *died[0]) if died else None)
@@ -179,7 +177,7 @@ def position_in(reply: Sequence[Any]) -> Position:
     """The position in a reply of acquire.lua to a look."""
     word, now, *found = reply
     if word != "looked":
-        # The run has ended, or holds a place: let the message come, and its next run will see that.
+        # The run has ended, or holds a place. Its message comes, and learns that.
         return Position(now, comes=True, is_near=True, free_in=0.0)
     comes, near, free_in = found
     return Position(now, bool(comes), bool(near), free_in / 1_000_000)
@@ -219,7 +217,7 @@ def _holder(
     expires_in = (int(deadline) - now) / 1_000_000
     known: dict[str, Any] = {"task_id": task_id or None, "label": label or None}
     if isinstance(place, str):
-        # A call without a place has the word for its state instead, and its queue instead of a hostname.
+        # See `described_calls` in lua/parts/lock.lua.
         published, due_for, is_unheard, rank = _numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
@@ -241,31 +239,24 @@ def slot_in(entry: str, value: str) -> Slot:
     return Slot(entry, *_numbers_in(value, 3))
 
 
-# A field may have more values than are known here, from a later release, or fewer, from an earlier one.
-
-
 def _numbers_in(value: str, known: int) -> list[int]:
-    """The first numbers in *value*, as many as are *known*; 0 for each that is missing."""
+    """The first numbers of a field, which has more in a later release, and fewer, here 0, in an earlier one."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
 
 def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
     """A state with a `problem` for each key that is not UTF-8: requests are sent in UTF-8, and cannot name it."""
-    states = {}
-    for key in keys:
-        name = key.encode(errors="surrogateescape").decode(errors="backslashreplace")
-        if name != key:
-            states[key] = LockState(name, problem="its name is not UTF-8")
-    return states
+    names = {key: key.encode(errors="surrogateescape").decode(errors="backslashreplace") for key in keys}
+    return {key: LockState(name, problem="its name is not UTF-8") for key, name in names.items() if name != key}
 
 
 def states_in(
     calls: Sequence[tuple[Sequence[str], Any]], replies: list[Any], *, tolerant: bool
 ) -> dict[str, LockState]:
     """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
-    for reply in replies if tolerant else accepted(replies):
-        if isinstance(reply, exceptions.RedisError) and not _is_about_a_key(reply):
+    for reply in replies:
+        if isinstance(reply, exceptions.RedisError) and not (tolerant and _is_about_a_key(reply)):
             raise reply
     return {key: _state_in(key, reply) for ([key], _), reply in zip(calls, replies, strict=True)}
 
@@ -289,7 +280,6 @@ def _state_in(key: str, reply: Any) -> LockState:
 def _survey_in(
     key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, turns: Any, asked: Any, foreign: str
 ) -> LockState:
-    # The token of each holder that was asked to stop, and the person who asked, or an empty text for a successor.
     stops = dict(asked)
     holders = tuple(
         replace(each, state=HolderState.ASKED_TO_STOP) if each.token in stops else each

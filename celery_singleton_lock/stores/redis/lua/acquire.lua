@@ -142,14 +142,13 @@ end
 -- 3. Is the call superseded by a newer call?
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
-if newer and looks then
-  return {'looked', now, 1, 1, 0}
-elseif newer then
+if newer then
   local holders = described(key, places, A_FEW)
-  return refused(newer.task_id, #holders > 0 and holders or described_calls({newer}))
+  holders = #holders > 0 and holders or described_calls({newer})
+  return looks and {'looked', now, 1, 1, 0} or refused(newer.task_id, holders)
 end
 
--- 4. Who goes before? The caller is kept out if at least as many calls go before it as places are free.
+-- 4. Do as many calls go before the caller as places are free?
 local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
@@ -158,16 +157,15 @@ local function ranks_before(each)
     free = math.min(free, #before)
   end
   if free > 0 then
-    -- A woken turn, or a turn on its way, keeps this caller out no longer than this.
     local bound = each.state == WOKEN and TIME_TO_COME or ON_ITS_WAY
     soonest = math.min(soonest, each.since and each.state ~= WAITING and each.since + bound or each.deadline)
   end
   return #before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call does not
--- wait for a later successor: the successor heeds the queued mark, and both would wait for each other. Nor does a call
--- wait for a successor that it displaces: if newer calls came faster than successors ask again, none would ever run.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
+-- successor, which heeds the queued mark: both would wait for each other. Nor does a call yield to a successor that it
+-- displaces: if newer calls came faster than successors ask again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -175,20 +173,21 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Wake the turns that go before, because a holder that died has woken none of them. A newcomer that can wait also yields
--- to an unheard turn, as long as the message of that turn may be on its way. Other callers pass unheard turns over.
-local from = line and (is_newcomer and words.turn_for and math.max(line.first, line.front - LONGEST_WALK) or line.front)
+-- Wake the turns that go before, because a holder that died has woken none of them. Only a newcomer that can wait yields
+-- to an unheard turn, as long as the message of that turn may be on its way.
+local yields = is_newcomer and words.turn_for
+local from = line and (yields and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
   local front, unheard, stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
     if turn.is_message and is_queued then
-      -- That message heeds the mark of this call, so both would wait for each other.
+      -- That message heeds the mark of this call.
       return
     elseif not (ticket or is_newcomer) and goes_before(this_call, turn) then
       return 'enough'
     end
     local is_there = turn.state ~= UNHEARD and wake_turn(key, its_ticket, turn)
-    local may_come = is_newcomer and words.turn_for and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
+    local may_come = yields and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and ranks_before(turn)
   end)
   begin_line_at(key, line, front, unheard)
@@ -202,25 +201,24 @@ if line and free > #before and behind >= from then
   line = line.first <= line.last and line or nil
 end
 
--- Read the caller's turn after the walks, which may have changed it.
+-- The walks may have changed the caller's turn.
 local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
 -- 1 if the caller's turn is among the next few. 1 also if the first turn was woken, because its message may not come.
-local function nearness(own_ticket)
+local function nearness()
   local in_front = line and read_turn(key, line.front)
-  local is_far = own_ticket and in_front and in_front.state ~= WOKEN and own_ticket - line.front >= NEXT_FEW
+  local is_far = ticket and in_front and in_front.state ~= WOKEN and ticket - line.front >= NEXT_FEW
   return is_far and 0 or 1
 end
 
 if looks and (free > #before or not words.turn_for) then
   local is_next = its_relation == 'mine' and is_coming(successor)
-  call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  begin_writing(key)
   if is_next then
     successor.deadline = now + PATIENCE
     set_successor(key, successor)
     if policy == 'replace' then
-      -- The successor's message is in the broker, so it cannot be lost.
       ask_oldest_to_stop(key, places, task_id)
     end
   end
@@ -232,10 +230,10 @@ if looks and (free > #before or not words.turn_for) then
     line.front = ticket
     set_range(key, line)
   end
-  return {'looked', now, comes and 1 or 0, nearness(ticket), math.max(0, soonest - now)}
+  return {'looked', now, comes and 1 or 0, nearness(), math.max(0, soonest - now)}
 end
 
--- 5. Is a place left?
+-- 5. Is a place left for the caller?
 if free > #before then
   place = place or #places + 1
   local fence = math.max(tonumber(lock.fence or 0) + 1, now)
@@ -256,7 +254,7 @@ if free > #before then
   if place > #places then
     call('HSET', key, 'places', place)
   end
-  -- Marks of the caller end with its grant. Older calls that it has superseded may still come, so they are remembered.
+  -- Marks of the caller end with its grant, but older calls that it has superseded may still come.
   local older_until = policy and is_queued and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
@@ -267,7 +265,7 @@ if free > #before then
     else
       call('HDEL', key, 'next')
     end
-    -- The caller may have got another place than that of the holder that was asked to stop, which then need not stop.
+    -- The holder that was asked to stop may have another place.
     let_holders_stay(key, places)
   end
   if is_queued then
@@ -287,7 +285,7 @@ if free > #before then
   return {'granted', now, place, fence, now, died}
 end
 
--- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends early.
+-- A call that has to wait still counts as queued.
 local queued_until = words.queued_for and now + words.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
   redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(queued.value, ' .*$'))
@@ -295,9 +293,9 @@ if queued_until and is_queued and queued.deadline < queued_until then
 end
 
 -- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that
--- has come again while no successor is coming. Any other call becomes the successor: while one is coming, `next` names
--- the newest call. But there is one `next`, so a `rerun` does not displace the successor of another task, and asks again.
--- A holder is asked to stop only once its successor was requeued: before, the successor's message may be lost.
+-- has come again while no successor is coming. Any other call with a policy becomes the successor, but a `rerun` does not
+-- displace the successor of another task, and asks again. A holder is asked to stop only once its successor was requeued:
+-- before, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
@@ -307,9 +305,8 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   local remembers = its_relation == 'older_yields' or its_relation == 'predecessor'
   this_call.deadline = now + PATIENCE
   this_call.supersedes = remembers and now + words.supersedes_for * 1000 or its_relation == 'mine' and successor.supersedes or 0
-  call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  begin_writing(key)
   if its_relation ~= 'mine' then
-    -- The former successor ends in favour of this call.
     wake_successor(key, successor)
   end
   set_successor(key, this_call)
@@ -321,7 +318,7 @@ end
 local holders = described(key, places, A_FEW)
 local rows = #holders > 0 and holders or described_calls(before)
 
--- 7. Does the caller get a turn, in its process or for its message in the broker?
+-- 7. Does the caller get a turn?
 if not words.turn_for then
   return refused(next_one or '', rows)
 end
@@ -331,72 +328,65 @@ local turn = {
   rank = own and own.rank or not is_newcomer and this_call.rank or nil,
 }
 
--- Whether a turn goes before another. A newcomer, which has no rank yet, goes before turns that were published later, and
--- refused in the same moment.
-local function passes(turn, other)
+-- A newcomer, which has no rank yet, goes before turns that were published later, and refused in the same moment.
+local function passes(other)
   if turn.rank then
     return goes_before(turn, other)
   end
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Put a turn where its rank belongs, and return its ticket. Only the ends of the line are searched: new turns are among
--- the last, and turns that come back among the first. The others move towards that end, up to the next void ticket.
-local function insert_turn(turn)
-  local is_newcomer, step, turns, rank, ticket = not turn.rank, 1, {}, now, line.last + 1
-  local start = math.max(line.first, ticket - (is_newcomer and AT_ONE_MOMENT or LONGEST_WALK))
-  while ticket > start do
-    local other = turn_at(key, ticket - 1)
-    if other and not passes(turn, other) then
-      break
+-- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
+-- whether a turn was found that stays beyond them.
+local function position_from(each, step, most)
+  local moved, stop = {}, each + most * step
+  while each ~= stop and each >= line.first and each <= line.last do
+    local other = turn_at(key, each)
+    if other and passes(other) == (step > 0) then
+      return each - step, moved, true
     end
-    ticket = ticket - 1
-    turns[ticket] = other
-    rank = other and math.min(rank, other.rank) or rank
+    moved[each] = other
+    each = each + step
   end
-  if ticket == start and not is_newcomer then
-    step, turns, ticket = -1, {}, line.first - 1
-    for each = line.first, math.min(line.last, line.first + LONGEST_WALK - 1) do
-      local other = turn_at(key, each)
-      if other and passes(turn, other) then
-        break
-      end
-      ticket = each
-      turns[ticket] = other
-    end
-  end
-  -- A newcomer takes the rank of the turns that it goes before.
-  turn.rank = turn.rank or rank
-  local void = ticket
-  while turns[void] do
-    void = void + step
-  end
-  for each = void, ticket + step, -step do
-    call('HSET', key, 'q' .. each, turns[each - step].value, 'w' .. turns[each - step].token, each)
-  end
-  write_turn(key, ticket, turn)
-  -- The turn at the front may have moved one ticket before it.
-  local front = math.min(ticket, step < 0 and void < line.front and line.front - 1 or line.front)
-  line.first, line.last, line.front = math.min(line.first, void), math.max(line.last, void), front
-  return ticket
+  return each - step, moved, false
 end
 
 line = line or {first = FIRST_TICKET, last = FIRST_TICKET - 1, front = FIRST_TICKET}
-local is_full = not own and line.last - line.first >= MOST_TURNS
-if is_full and line.first < line.front then
+if not own and line.last - line.first >= MOST_TURNS then
   line.first = tidied(key, line)
-  is_full = line.last - line.first >= MOST_TURNS
+  if line.last - line.first >= MOST_TURNS then
+    return refused(next_one or '', rows)
+  end
 end
-if is_full then
-  return refused(next_one or '', rows)
+begin_writing(key)
+local front, step = line.front, 1
+if not own then
+  -- New turns are among the last, and turns that come back among the first. The others move towards that end, up to the
+  -- next void ticket.
+  local moved, is_found
+  ticket, moved, is_found = position_from(line.last, -1, turn.rank and LONGEST_WALK or AT_ONE_MOMENT)
+  if turn.rank and not is_found then
+    step, ticket, moved = -1, position_from(line.first, 1, LONGEST_WALK)
+  end
+  local void = ticket
+  while moved[void] do
+    void = void + step
+  end
+  for each = void - step, ticket, -step do
+    call('HSET', key, 'q' .. each + step, moved[each].value, 'w' .. moved[each].token, each + step)
+  end
+  -- A newcomer takes the rank of the turns that it goes before.
+  local rank = now
+  for _, other in pairs(moved) do
+    rank = math.min(rank, other.rank)
+  end
+  turn.rank = turn.rank or rank
+  -- The turn at the front may have moved one ticket before it.
+  front = step < 0 and void < front and front - 1 or front
+  line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end
-call('HDEL', key, '')
-if own then
-  write_turn(key, ticket, turn)
-  line.front = math.min(line.front, ticket)
-else
-  ticket = insert_turn(turn)
-end
+line.front = math.min(front, ticket)
+write_turn(key, ticket, turn)
 set_range(key, line)
 expire_after(key, turn.deadline - now)
-return refused(next_one or '', rows, turn.rank, nearness(ticket), math.max(0, soonest - now))
+return refused(next_one or '', rows, turn.rank, nearness(), math.max(0, soonest - now))

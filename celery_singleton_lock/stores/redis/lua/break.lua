@@ -1,8 +1,7 @@
 -- Ask holders of a lock to stop, and drop the marks that keep others out.
 --
--- A holder hears of the request at its next renewal, and then releases; `force` does not wait for that. Marks and
--- cool-downs end at once, because no body runs under them. Waiters keep their turns. The caller then runs release.lua, which
--- wakes them.
+-- A holder hears of the request at its next renewal, and then releases. Waiters keep their turns. The caller then runs
+-- release.lua, which wakes them.
 --
 -- KEYS[1]  lock key
 -- @argument by     the person who asks.
@@ -23,8 +22,7 @@ for i = 3, #ARGV do
   meant[ARGV[i]] = true
 end
 
--- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
-call('HDEL', key, '')
+begin_writing(key)
 for _, each in ipairs(lock.places) do
   if each.alive and meant[each.token] then
     holders[#holders + 1] = each

@@ -2,7 +2,7 @@
 --
 -- The slots are one hash. The field of an entry has the due time and the fence of the last claimed slot, and when the entry
 -- was last sent, or began. The leader's own field, '\31' <hostname>:<pid>, has the moment at which the leader was seen, its
--- fence, and that moment again. If a leader died before it sent a claimed slot, its heir may claim the slot again.
+-- fence, and that moment again. The heir of a leader that has died claims a slot that was not sent.
 --
 -- KEYS[1]  hash of the slots
 -- @argument verb   `claim`, `note` or `forget`.

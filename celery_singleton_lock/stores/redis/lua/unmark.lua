@@ -17,12 +17,10 @@
 -- @include successor
 -- @include queue
 local key, words = KEYS[1], words_in(words)
-local lock = read_lock(key, '@' .. task_id)
+local lock, policy = read_lock(key, '@' .. task_id), words.succeeds
 local successor, queued = lock.successor, lock.queued
 local is_queued = queued and queued.task_id == task_id
 local is_next = successor and successor.task_id == task_id
-
-local policy = words.succeeds
 if policy then
   local published = words.published ~= '0' and tonumber(words.published) or now
   local this_call = {task_id = task_id, task_name = task_name or '', policy = policy, published = published, newest = 'queued'}
@@ -52,7 +50,7 @@ if words.ends_cooldown and lock.cooldown and lock.cooldown.task_id == task_id th
   call('HDEL', key, 'cooldown')
 end
 if words.call_ended then
-  call('HDEL', key, '') -- a server out of memory refuses HSET as the first write of a script
+  begin_writing(key)
   for place in ipairs(lock.places) do
     local grant = call('HGET', key, place .. ':i') == task_id and call('HGET', key, place .. ':')
     if grant and not has_ended(grant) then
@@ -63,7 +61,7 @@ end
 if lock.ticket then
   leave_line(key, lock.ticket, '@' .. task_id)
 end
--- The mark, the turn or the successor may have kept others out, so wake the next.
+-- What has ended may have kept others out.
 if lock.line and (lock.ticket or is_queued or is_next) then
   local held = 0
   for _, each in ipairs(lock.places) do

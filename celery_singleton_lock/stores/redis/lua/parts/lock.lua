@@ -29,6 +29,11 @@ local function words_in(text)
   return words
 end
 
+-- Does nothing, but a server out of memory refuses HSET as the first write of a script, and allows HDEL.
+local function begin_writing(key)
+  call('HDEL', key, '')
+end
+
 -- Never shorten the expiry.
 local function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)

@@ -172,7 +172,7 @@ end
 local function begin_line_at(key, line, front, unheard)
   local before = line.front
   front = math.max(front, before)
-  local first = line.first < before and tidied(key, line) or before
+  local first = tidied(key, line)
   if first == before then
     first = math.min(unheard or front, front)
   end
