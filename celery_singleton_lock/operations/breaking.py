@@ -172,7 +172,13 @@ def named(
             )
         if not any(name.startswith(what) for name in locks.app.tasks):
             return LockState(what), what
-    return locks.survey(_key_of_call(_task_named(locks.app.tasks, what), args or [], kwargs or {})), None
+    task = _task_named(locks.app.tasks, what)
+    try:
+        key = task.lock_key_of_some(*(args or ()), **(kwargs or {}))
+    except (TypeError, ValueError) as error:
+        advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
+        raise click.UsageError(f"The task {task.name!r} cannot be called like this: {error}; {advice}") from error
+    return locks.survey(key), None
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
@@ -201,14 +207,6 @@ def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
     if not isinstance(task, Lockable):
         raise click.UsageError(f"The task {task.name!r} is not a SingletonTask, so it has no locks.")
     return task
-
-
-def _key_of_call(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    try:
-        return str(task.lock_key_of_some(*args, **kwargs))
-    except (TypeError, ValueError) as error:
-        advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
-        raise click.UsageError(f"The task {task.name!r} cannot be called like this: {error}; {advice}") from error
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:

@@ -254,7 +254,10 @@ def web(obj: Any, bind: str) -> None:
     if not host or port is None:
         raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None
-    if password is None and not _is_loopback(host):
+    is_loopback = host == "localhost"
+    with suppress(ValueError):
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    if password is None and not is_loopback:
         raise click.UsageError(
             f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
             "127.0.0.1, behind a proxy that authenticates"
@@ -357,9 +360,3 @@ def _operator() -> str:
     except (KeyError, OSError):  # a user of a container may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

@@ -662,8 +662,8 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
         store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, cooldown=0.0)
         return key
 
-    # One that has just been published, and one behind a run.
-    queued(1, 0)
+    # One that comes due while the doctor waits for the worker, and one behind a run.
+    queued(1, -60)
     store.acquire(Claim(queued(2, 120), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
     assert answered(lambda: on_command_line(env, *BRIEFLY)).advice == []
     for number in (3, 4):
