@@ -22,7 +22,10 @@ MAKES_READY = "__trace__"
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver for a task whose own code may end a run before our `__call__` is reached."""
+    """Connect the receiver for a task with code of its own before the lock, which may end a run in any way.
+
+    Without such code a run can only fail before its lock, and then Celery calls `after_return`.
+    """
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
