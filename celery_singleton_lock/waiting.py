@@ -220,11 +220,14 @@ class WaitingMessages:
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
+            # A cancelled entry stays in the timer for a time, and `inspect scheduled` shows each message there.
+            with suppress(AttributeError):
+                waiting.entry.args = ()
             self._drop_cancelled()
         self._timer.call_after(0, partial(self._go, one), waiting.args)
 
     def _drop_cancelled(self) -> None:
-        """Drop cancelled entries, which keep their messages, once they are half of the timer of an event loop."""
+        """Drop cancelled entries once they are half of the timer of an event loop."""
         self._cancelled += 1
         entries: Any = getattr(self._timer, "_queue", None)
         if not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):

@@ -201,6 +201,24 @@ def test_a_call_that_is_revoked_or_expires_or_has_waited_for_long_enough_leaves_
         assert task.delay("k", 7).get(timeout=SOON) == 7
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_inspect_shows_the_calls_that_wait_and_none_that_has_run(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pool: str
+) -> None:
+    task = tasks.by_policy["reschedule"]
+
+    def scheduled() -> set[str]:
+        (entries,) = (tasks.app.control.inspect().scheduled() or {"nobody": []}).values()
+        return {entry["request"]["id"] for entry in entries}
+
+    with workers(APP, env, 1, pool=pool):
+        with held(tasks, recorder):
+            waiting = in_line(task, 3)
+            until(lambda: scheduled() == {result.id for result in waiting}, "all of them are shown", timeout=SOON)
+        assert [result.get(timeout=SOON) for result in waiting] == [0, 1, 2]
+        assert scheduled() == set()
+
+
 def test_a_worker_that_dies_with_a_hundred_turns_keeps_nobody_waiting(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:
