@@ -68,6 +68,8 @@ class Server(FakeServer):
         # Reentrant, because a signal's handler may use the store while its thread is in a command.
         self.lock = threading.RLock()  # type: ignore[assignment]
         self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
+        # Made here: two threads that make it at first use would each have a database of their own.
+        self.dbs[0] = _Database(self.lock, self.time)
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:

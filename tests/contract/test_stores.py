@@ -1,7 +1,11 @@
 """What every store of locks owes its callers, and what the one in Redis owes Redis."""
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import redis
 
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.records import Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
@@ -119,6 +124,22 @@ class TestMemoryStore(StoreContract):
             self.time = called_at + WOKEN + 0.001
 
             granted(store.acquire(claim("b")))
+
+
+def test_threads_that_are_the_first_to_ask_a_store_in_memory_ask_one_store() -> None:
+    def ask(store: MemoryStore, begin: threading.Barrier, token: str) -> bool:
+        begin.wait(60)
+        return isinstance(store.acquire(claim(token)), Grant)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            for _ in range(100):
+                asks = partial(ask, MemoryStore(), threading.Barrier(4))
+                assert sum(threads.map(asks, "abcd")) == 1
+    finally:
+        sys.setswitchinterval(interval)
 
 
 class TestStore(StoreContract, Keys, Listening):
