@@ -18,6 +18,7 @@ from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.definition.keys import are_plain, label_of
+from celery_singleton_lock.definition.options import LockOptions
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.leases.counters import count, note
@@ -50,17 +51,17 @@ Send = Callable[..., Any]
 
 # Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
-# Keyed by what can fail on its own: a store, or a server of a cluster.
-_silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
+# The end of that time, and what to report, for each store or server of a cluster.
+_silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
 _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
-# Celery publishes a call with one of these for somebody else. An error here would let a canvas or the result of a retry
-# hang, so the worker meets the error, and the call fails there.
+# Celery publishes a call with one of these inside other work. An error here would let a canvas or the result of a retry
+# hang, so the call is sent, and fails in the worker.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 # Options of a call that override the destination given by its task and the settings.
-_DESTINATIONS = {"queue", "exchange", "routing_key"}
+_DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
 _origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
@@ -76,7 +77,7 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def replacing(origin: Origin) -> AbstractContextManager[None]:
-    """Calls of the same key that are published inside note that they replace this run."""
+    """Note on each call of the same key that is published inside that it replaces this run."""
     return _inside(_origin, origin)
 
 
@@ -106,31 +107,27 @@ def options_by_name(
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options, if one does."""
-    if not options.get("retries"):
-        return None
-    run = run_of(task.request)
-    if run is None or run.phase is Phase.ASKING:
-        return None
-    return run if str(options.get("task_id")) == run.task_id else None
+    run = run_of(task.request) if options.get("retries") else None
+    is_own = run is not None and run.phase is not Phase.ASKING and str(options.get("task_id")) == run.task_id
+    return run if is_own else None
 
 
 def _known_of(
     task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[Notes, str | None]:
-    """The notes that the call has already, and its key; None if a key has to be made of its arguments.
+    """The notes that the call has already, and its key, or None for a call without a key.
 
     A call keeps its key: serialising may have changed its arguments, or a deploy may have changed the code of its key.
     """
     if run is not None:
-        # A later attempt has the notes of its run, whatever its headers are.
         return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None
     headers = options.get("headers")
     task_id = options.get("task_id")
-    # Without a task id it is a new call, even if the body that publishes it has handed on its own headers.
+    # Without a task id the call is new, even if the body that publishes it has handed on its own headers.
     notes = Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = _of_a_dead_run.get()
     if options.get("retries") and not notes.published:
-        # Celery forgets the headers if one of them is named `headers`.
+        # Celery loses the headers of a retry if one of them is named `headers`.
         if dead is not None:
             notes = dead
         elif task.request.id == task_id:
@@ -150,7 +147,7 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """Whether the publisher has to make the key; most calls leave that to the worker."""
     return bool(
-        not task._leaves_its_key  # noqa: SLF001 (it is this library's)
+        not task._leaves_its_key  # noqa: SLF001 (ours)
         or (options and (options.get("headers") or options.get("retries")))
         or not are_plain(args or ())
         or (kwargs and not are_plain(kwargs.values()))
@@ -205,17 +202,12 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
             text = "no lock key can be made (%s)"
             log.write(logging.WARNING, "lock.unmarked", text, problem, task=task.name, task_id=sent.id)
         return sent
+    call = _QueuedCall(task, key, noted, has_own_id=bool(options.get("task_id")))
     # A main process makes no label, because that runs user code.
-    label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
+    call.label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     # A caller may use an id of its own again; the publication tells the two calls apart.
-    has_own_id = bool(options.get("task_id"))
-    published = notes.first_published if has_own_id or wanted.newest_wins else 0
-    about = {"label": label, "published": published, "queue": _queue_of(task, options)}
-    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
-
-
-def _queue_of(task: Any, options: Mapping[str, Any]) -> str:
-    return queue_by(task, options) if options.keys() & _DESTINATIONS else str(task._usual_queue)  # noqa: SLF001 (ours)
+    call.published = notes.first_published if call.has_own_id or wanted.newest_wins else 0
+    return _ending_its_mark(task, key, call.publish(send))
 
 
 def queue_by(task: Task, options: Mapping[str, Any]) -> str:
@@ -264,36 +256,18 @@ def _send_again(task: Task, send: Send, **options: Any) -> Any:
 
 
 def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
-    # The key is that of the arguments that are sent, because a retry may have new arguments.
     notes.task_id = text_of(task_id)
+    # A retry with new arguments has another key.
     notes.key = key
-    notes.published = notes.published or _now(task, key)
+    # A main process waits for no store.
+    if key and not notes.published and task.lock_options.newest_wins and not _of_a_dead_run.get():
+        # The clocks of two publishers differ by seconds, so by them an older call could win.
+        with suppress(SingletonLockError):
+            notes.published = store_of(task.app).time(key) or 0
+    notes.published = notes.published or time.time_ns() // 1000
     origin = origin_here()
     if origin is not None and key == origin.key:
         notes.origin = origin
-
-
-def _now(task: Task, key: str) -> int:
-    """The publication of a call, in microseconds: by the store's clock if the newest call wins, else by our own.
-
-    The clocks of two publishers differ by seconds, so by them an older call could win.
-    """
-    now = None
-    # A main process waits for no store.
-    if key and task.lock_options.newest_wins and not _of_a_dead_run.get():
-        with suppress(SingletonLockError):
-            now = store_of(task.app).time(key)
-    return now or time.time_ns() // 1000
-
-
-def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
-    """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
-    # The body of a chord has the id that it got with its chord.
-    is_waited_for = any(map(options.get, _WAITED_FOR)) or (has_own_id and _is_body_of_chord(options["task_id"]))
-    if DUE_HEADER in options["headers"] or not is_waited_for:
-        return ""
-    # A retry is older than whatever is queued by now.
-    return "over" if options.get("retries") else "anyway"
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
@@ -305,55 +279,150 @@ def _is_body_of_chord(task_id: Any) -> bool:
     return bool(publisher.name == "celery.chord_unlock" or of_member.get("task_id") == task_id)
 
 
-def _publish_marked(
-    task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
-) -> AsyncResult:
-    """Send the call, or find the call that stands for it; *about* goes into the mark, and not into the message."""
-    sent = _mode_of(options, has_own_id=has_own_id)
-    mark = partial(_mark, task, key, options, about, sent)
-    is_asking = True
-    try:
-        found = mark()
-        if found is not None and not sent and has_ended(task, found):
-            unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)
-            found = mark()
-        is_asking = False
-        if found is None or sent:
-            return send(**options)
-    except BaseException as error:
-        # A signal handler may raise at any moment. Errors of the store itself were handled before.
-        if not (is_asking and isinstance(error, SingletonLockError)):
-            unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
-        raise
-    if has_own_id:
-        _revoke_unsent(task, key, options, found)
-    # An id that was made here is not reported: the caller has never seen it.
-    _report_unpublished(task, key, found, _facts_of(options["task_id"] if has_own_id else "", about["label"]))
-    result = task.AsyncResult(found.task_id)
-    # Otherwise `get` would wait for ever for a result that is not kept, or that this caller cannot read.
-    result.ignored = bool(options.get("ignore_result", task.ignore_result))
-    if not result.ignored and (not has_result(task, found) or _is_gone(task, found)):
-        _end_as_skipped(task, key, result)
-    return result
+class _QueuedCall:
+    """A call that is published only if no other call stands for it."""
 
+    label = ""
+    published = 0
 
-def _is_gone(task: Task, found: Holder) -> bool:
-    """The other call has left only a cool-down, so it has ended; and its result has expired, or was deleted."""
-    is_over = task.lock_options.mode == "until_executed" and found.state == "cooldown"
-    return is_over and final_result(task, str(found.task_id)) is None
+    def __init__(self, task: Any, key: str, options: dict[str, Any], *, has_own_id: bool) -> None:
+        self.task = task
+        self.wanted: LockOptions = task.lock_options
+        self.store = store_of(task.app)
+        self.key = key
+        self.options = options
+        self.task_id = text_of(options["task_id"])
+        self.has_own_id = has_own_id
+        self.is_retry = bool(options.get("retries"))
+        self.sent: PublishMode = self._mode()
 
+    def _mode(self) -> PublishMode:
+        """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
+        # The body of a chord has the id that it got with its chord.
+        is_waited_for = any(map(self.options.get, _WAITED_FOR)) or (self.has_own_id and _is_body_of_chord(self.task_id))
+        if DUE_HEADER in self.options["headers"] or not is_waited_for:
+            return ""
+        # A retry is older than whatever is queued by now.
+        return "over" if self.is_retry else "anyway"
 
-def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Holder) -> None:
-    """Store REVOKED under the id that the caller has chosen, with the call that stands for it."""
-    task_id = text_of(options["task_id"])
-    is_ignored = options.get("ignore_result") or DUE_HEADER in options["headers"]
-    if is_ignored or task_id == found.task_id or why_unreadable(task):
-        return
-    why = f"lock key={key}: task_id={found.task_id} stands for this call"
-    try:
-        task.backend.store_result(task_id, CallRevoked(why, key, found.task_id, "unpublished"), states.REVOKED)
-    except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-        log.write(logging.WARNING, "lock.result_failed", "%s", error, key=key, task_id=task_id)
+    def publish(self, send: Send) -> AsyncResult:
+        """Send the call, or find the call that stands for it."""
+        is_asking = True
+        try:
+            found = self._mark()
+            if found is not None and not self.sent and has_ended(self.task, found):
+                unmark(self.store, self.key, str(found.task_id), ends_cooldown=False, call_ended=True)
+                found = self._mark()
+            is_asking = False
+            if found is None or self.sent:
+                return send(**self.options)
+        except BaseException as error:
+            # A signal handler may raise at any moment. Errors of the store itself were handled before.
+            if not (is_asking and isinstance(error, SingletonLockError)):
+                unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
+            raise
+        return self._result_of(found)
+
+    def _mark(self) -> Holder | None:
+        """Mark the call as queued, or return the call that is in its way."""
+        part = self.store.part_of(self.key)
+        silence = _silences.get(part) if _silences else None
+        if silence is not None and clock() < silence[0]:
+            self._allow_unmarked(StoreError(*silence[1:]), logging.INFO)
+            return None
+        try:
+            return self._request_mark()
+        except StoreRefused:
+            # The store will refuse the next request as well.
+            if not self.sent:
+                raise
+        except StoreError as error:
+            _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
+            # The request may still arrive, perhaps after the call has ended. Then nothing would remove the mark. A
+            # retry keeps the cool-down that its first publishing has begun.
+            ends = {"ends_cooldown": not self.is_retry, "may_arrive": True, "in_background": True}
+            unmark(self.store, self.key, self.task_id, **ends)
+            self._allow_unmarked(error, logging.WARNING)
+        return None
+
+    def _request_mark(self) -> Holder | None:
+        wanted, options = self.wanted, self.options
+        seconds, due_for, due_in = _times_queued(self.task, options)
+        queue = self.task._usual_queue if _DESTINATIONS.isdisjoint(options) else queue_by(self.task, options)  # noqa: SLF001
+        answer = self.store.mark_queued(
+            self.key,
+            self.task_id,
+            seconds,
+            limit=wanted.limit if wanted.mode == "until_executed" and not self.sent else 0,
+            cooldown=0.0 if self.is_retry else wanted.min_hold,
+            label=self.label,
+            sent=self.sent,
+            queue=queue,
+            published=self.published,
+            due_for=due_for,
+            newest=wanted.newest_wins,
+            due_in=due_in,
+            within=wanted.wait_timeout if wanted.newest_wins else None,
+        )
+        if isinstance(answer, Holder):
+            return answer
+        if answer.sooner:
+            options.update(countdown=max(0.0, due_in - answer.sooner), eta=None)
+        return None
+
+    def _allow_unmarked(self, error: StoreError, level: int) -> None:
+        """Report *error*. With `lock_on_store_error="raise"` also raise it, unless the call is sent anyway."""
+        policy = self.wanted.on_store_error
+        outcome = "raised" if policy == "raise" and not self.sent else "published"
+        log.write(level, "lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
+        count(self.store, self.key, "unanswered", self.task.name, policy)
+        note(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))
+        if outcome == "raised":
+            raise error
+
+    def _result_of(self, found: Holder) -> AsyncResult:
+        """The result of the call that stands for this one, for the caller of this one."""
+        task, wanted = self.task, self.wanted
+        if self.has_own_id:
+            self._revoke_unsent(found)
+        self._report_unpublished(found)
+        result: AsyncResult = task.AsyncResult(found.task_id)
+        result.ignored = bool(self.options.get("ignore_result", task.ignore_result))
+        # A call that has left only a cool-down has ended, and its result may have expired.
+        is_over = wanted.mode == "until_executed" and found.state == "cooldown"
+        is_there = has_result(task, found) and not (is_over and final_result(task, result.id) is None)
+        if not (result.ignored or is_there):
+            # Otherwise `get` would wait for ever. End like a call that is sent and skipped.
+            state, value = states.SUCCESS, wanted.skip_result
+            if not wanted.skips_with_result:
+                state, value = states.REVOKED, self._revoked(result.id, ", and its result cannot be read here")
+            result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
+        return result
+
+    def _revoked(self, holder_task_id: str | None, more: str = "") -> CallRevoked:
+        text = f"lock key={self.key}: task_id={holder_task_id} stands for this call{more}"
+        return CallRevoked(text, self.key, holder_task_id, "unpublished")
+
+    def _revoke_unsent(self, found: Holder) -> None:
+        """Store REVOKED under the id that the caller has chosen, with the call that stands for it."""
+        is_ignored = self.options.get("ignore_result") or DUE_HEADER in self.options["headers"]
+        if is_ignored or self.task_id == found.task_id or why_unreadable(self.task):
+            return
+        try:
+            self.task.backend.store_result(self.task_id, self._revoked(found.task_id), states.REVOKED)
+        except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
+
+    def _report_unpublished(self, found: Holder) -> None:
+        name = self.task.name
+        log.tell_of_conflict(logging.INFO, self.key, None, found, "unpublished")
+        count(self.store, self.key, "conflicts", name, "unpublished")
+        # An id that was made here is not reported: the caller has never seen it.
+        call = _facts_of(self.task_id if self.has_own_id else "", self.label)
+        note(self.store, self.key, "conflict", "unpublished", name, call, found.task_id)
+        signals.lock_conflict.send(sender=self.task, key=self.key, holder=found, outcome="unpublished")
+        if self.wanted.on_conflict == "raise" or found.task_id is None:
+            raise found.refusal
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
@@ -371,93 +440,14 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
     return result
 
 
-def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
-    """Let the call end for its caller like a call that is sent and skipped."""
-    state = states.SUCCESS
-    value = task.lock_options.skip_result
-    if not task.lock_options.skips_with_result:
-        why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
-        state = states.REVOKED
-        value = CallRevoked(why, key, result.id, "unpublished")
-    result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
-
-
-def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any], sent: PublishMode) -> Holder | None:
-    """Mark the call as queued, or return the call that is in its way."""
-    wanted = task.lock_options
-    task_id = text_of(options["task_id"])
-    store = store_of(task.app)
-    limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
-    seconds, due_for, due_in = _times_queued(task, options)
-    cooldown = 0.0 if options.get("retries") else wanted.min_hold
-    part = store.part_of(key)
-    silence = _silence_of(part) if _silences else None
-    if silence is not None:
-        _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
-        return None
-    try:
-        about = {**about, "cooldown": cooldown, "due_for": due_for, "sent": sent}
-        if wanted.newest_wins:
-            about.update(newest=True, due_in=due_in, within=wanted.wait_timeout)
-        answer = store.mark_queued(key, task_id, seconds, limit=limit, **about)
-        if isinstance(answer, Holder):
-            return answer
-        if answer.sooner:
-            options.update(countdown=max(0.0, due_in - answer.sooner), eta=None)
-        return None
-    except StoreRefused:
-        # The store will refuse the next request as well.
-        if sent:
-            return None
-        raise
-    except StoreError as error:
-        _silences[part] = clock(), StoreError(*error.args)
-        # The request may still arrive, perhaps after the call has ended. Then nothing would remove the mark. A retry
-        # keeps the cool-down that its first publishing has begun.
-        is_first = not options.get("retries")
-        unmark(store, key, task_id, ends_cooldown=is_first, may_arrive=True, in_background=True)
-        _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
-        return None
-
-
-def _silence_of(part: Hashable) -> StoreError | None:
-    """The error to report if that part of a store gave no answer a moment ago; else None."""
-    at, error = _silences.get(part, (float("-inf"), None))
-    if error is None or clock() - at >= _MEMORY:
-        return None
-    return StoreError(error.store, f"{error.problem} (less than a second ago)")
-
-
-def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
-    """Report *error*. With `lock_on_store_error="raise"` also raise it, unless the call is *sent* anyway."""
-    is_raised = task.lock_options.on_store_error == "raise" and not sent
-    outcome = "raised" if is_raised else "published"
-    log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)
-    count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)
-    note(store_of(task.app), key, "unanswered", outcome, task.name, _facts_of(task_id))
-    if is_raised:
-        raise error
-
-
-def _facts_of(task_id: Any, label: str = "") -> Facts:
-    return Facts(text_of(task_id), hostname=socket.gethostname(), pid=os.getpid(), label=label)
-
-
-def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> None:
-    log.tell_of_conflict(logging.INFO, key, None, found, "unpublished")
-    count(store_of(task.app), key, "conflicts", task.name, "unpublished")
-    note(store_of(task.app), key, "conflict", "unpublished", task.name, call, found.task_id)
-    signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
-    if task.lock_options.on_conflict == "raise" or found.task_id is None:
-        raise found.refusal
+def _facts_of(task_id: str, label: str = "") -> Facts:
+    return Facts(task_id, hostname=socket.gethostname(), pid=os.getpid(), label=label)
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """Seconds until the mark ends; from due time to `expires`, or 0 if `lock_queue_ttl` ends it; until due time."""
-    due_in = 0.0
-    for moment in (options.get("countdown"), options.get("eta")):
-        if moment:
-            due_in = max(due_in, seconds_until(task, moment))
+    moments = filter(None, (options.get("countdown"), options.get("eta")))
+    due_in = max(0.0, *(seconds_until(task, moment) for moment in moments), 0.0)
     longest = due_in + task.lock_options.queue_ttl
     seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
     return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0, due_in
