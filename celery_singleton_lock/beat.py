@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 A *slot* is a moment at which an entry is due. The leader, which holds a lease, claims a slot in the store, sends the
-entry, and then notes the slot as sent. So the next leader knows where the last leader stopped. A slot that came due in
-between is sent once, late. A slot that was claimed, but not noted as sent, is sent again, with the same task id.
+entry, and notes the slot as sent. The next leader goes on from there: a slot that came due in between is sent once,
+late. A slot that was claimed, but not noted as sent, is sent again, with the same task id.
 """
 
 import logging
@@ -51,10 +51,10 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Holding | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
-    # The slot that is being sent, the number of its messages so far, and of those that failed.
+    # The slot that is being sent, and the number of its messages, and of those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # For a standby: the leader's fence, and the entries that only one of the two schedules had at the last comparison.
+    # Of a standby: the leader's fence, and the entries that only one schedule had at the last comparison.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()
@@ -81,12 +81,12 @@ class SingletonSchedulerMixin(Scheduler):
         return min(pause, beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's. Called at the take-over, after a change of the schedule, and once a minute."""
+        """As Celery's; called at the take-over, after a change of the schedule, and once a minute."""
         # Read once: each access to a schedule in a database may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # Take the later slot: the last note may have failed, and the store forgets an entry that was removed.
+            # The last note may have failed, and the store forgets an entry that was removed.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent
@@ -95,7 +95,7 @@ class SingletonSchedulerMixin(Scheduler):
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             if last > now and hasattr(entry.schedule, "run_every"):
-                # The last leader's clock was ahead, or ours was set back. Slots until `last` would count as sent.
+                # The last leader's clock was ahead, or ours was set back: slots until `last` would count as sent.
                 last = now
                 self._known[name] = Slot(name, now, self._fence, sent=now)
                 self._note(self._known[name])
@@ -196,7 +196,7 @@ class SingletonSchedulerMixin(Scheduler):
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
-            # The lease may have been granted, but a beat that does not know which slots were sent must not lead.
+            # The lease may be ours, but a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         self._logs_again_at = 0.0

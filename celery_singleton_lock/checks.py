@@ -1,7 +1,4 @@
-"""Checks that refuse a task when it is made, and end a worker or a beat before its first task.
-
-Each fault needs a change by a person. A silent store may come back, so its silence is only logged.
-"""
+"""Checks that refuse a task when it is made, and end a worker or a beat before its first task."""
 
 import inspect
 import logging
@@ -56,7 +53,7 @@ BOUND = 1.0
 Check = Callable[[], object]
 """Raises a `ConfigurationError` with a line for each fault."""
 
-# `singleton` is among them, because `doctor` has to run beside a faulty task, and shows the fault.
+# `doctor`, a command of `singleton`, shows the faults.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -102,16 +99,13 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will report the faults of all tasks together.
-
-    Celery makes tasks before it sets up the log, so an error now would be a traceback, with the first fault alone.
-    """
+    """Whether this process will log the faults of all tasks; an error now would be a traceback with the first alone."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
-    """Unknown options, and parts of the class that would bypass the lock."""
+    """Unknown names, and code that would bypass the lock."""
     ours = base_in(cls)
     yield from faults_in_names(cls)
     if cls.Strategy != Task.Strategy:
@@ -150,7 +144,6 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
     """End a worker whose settings, tasks, pool or embedded beat are at fault."""
     for text in without_base(app):
         log.write(logging.WARNING, "lock.no_base", "%s", text)
-    # An embedded beat need not check again.
     _checked.add(app)
     if has_beat or lockable(app):
         checks = _checks_for_pool(app, pool, app.amqp.queues.consume_from) + _checks_for_tasks(app)
@@ -162,7 +155,7 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
     """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
-    # The worker around an embedded beat has checked all of this.
+    # The worker around an embedded beat has done so.
     if app in _checked:
         return
     checks: list[Check] = [partial(check_definition, task.__class__) for task in lockable(app)]
@@ -176,7 +169,7 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 
 
 def lockable(app: Celery) -> list[Any]:
-    """The locked tasks of *app*, sorted by name, so that the same faults give the same lines."""
+    """The locked tasks of *app*, sorted by name."""
     ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
     return sorted(ours, key=lambda task: task.name)
 
@@ -193,7 +186,7 @@ def never_awaited(app: Celery) -> list[str]:
 
 
 def without_effect(task: Any) -> list[str]:
-    """Options of *task* that have no effect beside its other options."""
+    """Options of *task* without effect."""
     options: LockOptions = task.lock_options
     policy = f"lock_on_conflict={options.on_conflict!r}"
     waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
@@ -219,7 +212,7 @@ def _source_of(task: Any) -> str:
 def without_base(app: Celery) -> list[str]:
     """The tasks of *app* that have options of this library, and run without a lock."""
     found = []
-    # What `task_annotations` gives to every task by "*" is meant for those with a lock.
+    # Annotations of "*" give every task the option, also a task that wants no lock.
     of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         options = [name for name in sorted(NAMES) if name not in of_all and hasattr(task.__class__, name)]
@@ -248,11 +241,11 @@ def try_store(app: Celery, bound: float) -> None:
         ConfigurationError: There is no store to use, or it does not let us.
         StoreError: A request had no answer in time.
     """
-    # The key has the name of a task, because the store's user may have rights on such keys alone.
+    # The key has the name of a task: the store's user may have no rights on other keys.
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
     name = checked_name(next(names, BEAT))
     key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # Open another store, because pool processes would inherit the connections of the app's own.
+    # Pool processes would inherit the connections of the app's own store.
     with closing(open_store(app)) as store:
         # A store in memory refuses nothing, and a user's test would see the trial.
         if not store.is_of_one_process:
@@ -267,13 +260,12 @@ def _checks_for_tasks(app: Celery) -> list[Check]:
 
 
 def _check_settings(app: Celery) -> None:
-    # `object` has no options, so only the app's settings are checked.
+    # `object` has no options of its own.
     refuse([*faults_in_settings(app), *values_of(object, app)[1]])
     logs_labels(app)
 
 
 def _checks_for_beat(app: Celery) -> list[Check]:
-    # An embedded beat has a process of its own, too.
     why = "each beat would lead with locks of its own"
     remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
     return [partial(beat_key_of, app), partial(beat_ttl_of, app), partial(_refuse_memory, app, why, remedy)]
@@ -291,7 +283,7 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Ch
 
 def _kind_of(pool: type) -> str | None:
     """The module of the Celery pool whose `apply_async` and `on_apply` *pool* inherits; None if *pool* has its own."""
-    # Compare names, because importing Celery's pools would load gevent and eventlet into every worker.
+    # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
             return str(cls.__module__)
@@ -318,7 +310,7 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
 
 
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
-    """Refuse a task whose runs are killed with their process, unless its calls go to other workers."""
+    """Refuse a task with `lock_on_lost="kill"`, unless its calls go to other workers."""
     if task.lock_options.kills and ((queue := queue_of(app, task)) is None or queue in queues):
         raise no_process_for(task.name)
 
@@ -335,11 +327,11 @@ def queue_of(app: Celery, task: Any) -> str | None:
 
 
 def _check_store(app: Celery) -> None:
-    """Try the store. If it does not answer, only log that, because it may come back."""
+    """Try the store. Only log its silence, because it may come back."""
     try:
         try_store(app, BOUND)
     except ConfigurationError:
-        # `StoreRefused` is a `StoreError`, too, but a refusal does not end by waiting.
+        # A `StoreRefused` is a `StoreError`, too, and does not end by waiting.
         raise
     except StoreError as error:
         text = (
@@ -358,7 +350,7 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
-            # The user's router, provider of passwords or setting has failed, and may work the next time.
+            # Code of the user, such as a router or a provider of passwords, may work the next time.
             text = "a part of the check has failed, and the rest continues"
             log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
     return list(faults)
@@ -369,5 +361,5 @@ def _end_if_faulty(app: Celery, checks: Iterable[Check]) -> None:
     for fault in faults:
         log.write(logging.CRITICAL, "lock.misconfigured", "%s", fault)
     if faults:
-        # A `ConfigurationError` would add Celery's traceback of thirty lines, which hides these lines.
+        # For a `ConfigurationError` Celery would log a traceback of thirty lines.
         raise SystemExit(EX_FAILURE)

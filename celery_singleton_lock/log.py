@@ -21,10 +21,7 @@ def shown(text: str) -> str:
 
 
 class Log(logging.Filter):
-    """Writes the lines of this library, and knows the labels of calls that stand in them.
-
-    As the filter of the logger it keeps each record on one line, whatever its values contain.
-    """
+    """Writes the lines of this library. As the logger's filter, keeps each record on one line."""
 
     shows_labels = False
     """An app of this process has `singleton_lock_log_labels`."""
@@ -43,10 +40,7 @@ class Log(logging.Filter):
             self._labels[task_id] = label
 
     def write(self, level: int, event: str, text: str = "", *args: object, exc_info: Any = None, **fields: Any) -> None:
-        """Write `event field=value ...: text`, and give the record the fields as attributes.
-
-        The text is for people, and *args* are filled into it. A float has one decimal in the line.
-        """
+        """Write `event field=value ...: text`, with *args* in the text; the record has the fields as attributes."""
         if not logger.isEnabledFor(level):
             return
         told = dict[str, Any]()
@@ -61,7 +55,7 @@ class Log(logging.Filter):
         logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Escape characters that would begin a new line, and let the record pass."""
+        """Escape characters that would begin a new line."""
         if isinstance(record.args, tuple):
             record.args = tuple(map(_on_one_line, record.args))
         return True

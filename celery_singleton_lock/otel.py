@@ -30,7 +30,7 @@ _UID = "celery_singleton_lock.otel"
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     """Show locks in traces from now on, in this process and its children. A second call does nothing.
 
-    Call it in each process that runs tasks, before or after the instrumentation of Celery.
+    Call it before or after the instrumentation of Celery.
 
     Arguments:
         tracer_provider: Makes the spans of waits; by default the global one.
@@ -68,7 +68,7 @@ def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
     if run is None or not run.lease.was_granted or not span.is_recording():
         return
     lease = run.lease
-    key = {"singleton_lock.key": run.lease.key}
+    key = {"singleton_lock.key": lease.key}
     span.set_attributes({**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.grant.took_over})
     if lease.waited:
         began_at = time.time_ns() - round((clock() - lease.grant.sent_at) * 1e9)

@@ -1,7 +1,7 @@
 """Receivers of Celery's signals around each run, connected once a run needs them.
 
-A receiver of `task_postrun` costs every task of the process a tenth of a lock, and the usual run, which ends in
-`__call__`, needs none. The first task or run that needs the receiver connects it.
+A receiver of `task_postrun` costs every task of the process a tenth of a lock, and the usual run needs none. So the
+first task or run that needs the receiver connects it.
 """
 
 from contextlib import suppress
@@ -18,29 +18,23 @@ from celery_singleton_lock.runs.message import run_of
 from celery_singleton_lock.runs.policies import remember_limits
 
 MAKES_READY = "__trace__"
-"""The attribute that a worker sets on a task, perhaps again, when it makes the task ready to run."""
+"""The attribute that a worker sets on a task, perhaps twice, to make the task ready to run."""
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver for a task with code of its own before the lock, which may end a run in any way.
-
-    Without such code a run can only fail before its lock, and then Celery calls `after_return`.
-    """
+    """Connect the receiver for a task with code of its own before the lock, which may end a run in any way."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
 
 
 def connect_postrun() -> None:
-    """From now on, look after runs that leave something to do after `__call__`, or never reach it.
-
-    Celery has no other hook for every outcome, such as retry, Ignore, Reject, replace and SystemExit.
-    """
+    """From now on, look after runs that leave something to do after `__call__`, or never reach it, however they end."""
     task_postrun.connect(_after_its_end, weak=False)
 
 
 def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
-    """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
+    """Release the lease that the present request still holds, and end its marks."""
     run = run_of(task.request)
     if run is not None:
         run.finish()
@@ -70,18 +64,17 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    """Add the steps of a worker: checks at its start, and what to do when it loses its broker."""
-    from celery_singleton_lock.steps import CallsThatWait, LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
-
+    """Add our steps to a worker, which loads them."""
     remember_limits(sender)
-    sender.app.steps["worker"].add(Start)
-    sender.app.steps["consumer"].update((LostConnection, CallsThatWait))
+    steps = f"{__package__}.steps"
+    sender.app.steps["worker"].add(f"{steps}:Start")
+    sender.app.steps["consumer"].update((f"{steps}:LostConnection", f"{steps}:CallsThatWait"))
     look_after_workflows()
 
 
 @beat_init.connect(weak=False)
 def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
-    """Refuse to start a beat whose settings or tasks are at fault."""
+    """End a beat whose settings or tasks are at fault."""
     from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
 
     check_beat(sender.app, has_lease=isinstance(sender.scheduler, SingletonSchedulerMixin))
@@ -90,8 +83,8 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
-    """End the marks of a call whose task or content is unknown here, so that it never becomes a request."""
-    # The consumer must go on, for any content of a message.
+    """End the marks of a call that never becomes a request, because its task or content is unknown here."""
+    # The consumer must go on, whatever a message carries.
     with suppress(Exception):
         unmark_unread(sender.app, message.headers)
 

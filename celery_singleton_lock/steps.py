@@ -26,10 +26,7 @@ from celery_singleton_lock.worker import SingletonRequest, active_requests
 
 
 class Start(Step):
-    """A step that can end the worker before its pool starts; an error in a receiver of a signal could not.
-
-    An embedded beat starts later, in a process or a thread whose end does not end the worker.
-    """
+    """Checks the worker before its pool starts. A step can end the worker; a receiver of a signal could not."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -64,7 +61,7 @@ def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
 
 
 class LostConnection(StartStopStep):
-    """A step of the consumer: after the loss of the broker, bodies go on, and their messages may be redelivered."""
+    """After the loss of the broker, bodies go on, and their messages may be redelivered."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -87,18 +84,18 @@ class LostConnection(StartStopStep):
 
 
 class CallsThatWait(StartStopStep):
-    """A step of the consumer: wakes the messages that wait here for their turns."""
+    """Wakes the messages that wait here for their turns."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def create(self, parent: Any) -> WaitingMessages:
-        """Make the object that Celery starts and stops with the connection."""
+        """As Celery's: make the object to start and stop with the connection."""
         messages = parent.waiting_messages = WaitingMessages(parent)
         return messages
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
-    """Acknowledge at once. Celery would do so after the bodies of all due messages, too late for some brokers."""
+    """Acknowledge at once: Celery would wait for the bodies of all due messages, too long for some brokers."""
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(function, "__name__", "") == "ack_log_error":

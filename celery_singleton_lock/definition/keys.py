@@ -1,12 +1,11 @@
 """From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
 
-Two calls have the same key if a message would carry the same arguments. The arguments are bound to the function's
-parameters, and defaults are filled in. They are written as kombu's JSON writes a message: a tuple is a list, the keys
-of a dict are text, an enum is its value, and `1`, `"1"`, `True` and `1.0` stay four different things. A model of
-pydantic is written as its `model_dump(mode="json")`.
+Two calls have the same key if a message would carry the same arguments, with defaults filled in. kombu's JSON writes
+them: a tuple is a list, the keys of a dict are text, and an enum is its value. `1`, `"1"`, `True` and `1.0` differ. A
+model of pydantic is written as its `model_dump(mode="json")`.
 
-The braces are a hash tag of Redis Cluster, and no argument can be read in a key. Workers of two releases must agree on
-the format, so a change needs a new version in the key.
+The braces are a hash tag of Redis Cluster. Workers of two releases must agree on the format, so a change needs a new
+version in the key.
 """
 
 import hashlib
@@ -60,10 +59,6 @@ class _Encoder(json.JSONEncoder):
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
-# `_ENCODER.encode` builds this for each text, which takes longer than the encoding.
-_texts_of: Callable[[Any, int], Iterable[str]] = vars(encoder)["c_make_encoder"](
-    None, _ENCODER.default, encoder.encode_basestring_ascii, None, ":", ",", True, False, True
-)
 # The encoder's own functions for the usual types; a direct call takes a third of the time.
 _WRITERS: Mapping[type, Callable[[Any], str]] = {
     str: encoder.encode_basestring_ascii,
@@ -86,7 +81,8 @@ def _key(prefix: str, name: str, text: str) -> str:
 def _written(subject: Any) -> str:
     """*subject* as canonical JSON; a `ConfigurationError` if it cannot be serialised."""
     try:
-        return "".join(_texts_of(plain(subject), 0))
+        text: str = _ENCODER.encode(plain(subject))
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"lock_key: {_unserialisable_in(subject)} cannot be serialised ({error}); "
@@ -98,7 +94,7 @@ def _unserialisable_in(subject: Any) -> str:
     """Name the first argument that cannot be serialised, or the type of the value that a callable returned."""
     for name, value in subject.items() if isinstance(subject, Mapping) else ():
         try:
-            "".join(_texts_of(plain({name: value}), 0))
+            _ENCODER.encode(plain({name: value}))
         except (TypeError, ValueError, RecursionError):
             return f"{name!r}, a value of type {type(value).__name__},"
     return f"a value of type {type(subject).__name__}"
@@ -131,7 +127,7 @@ def checked_name(name: Any) -> str:
         raise ConfigurationError(
             f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters that UTF-8 can encode"
         )
-    # A brace would end the hash tag early. The percent sign is escaped too, or two names could become one.
+    # A brace would end the hash tag early. An unescaped percent sign would make one name of two.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
@@ -163,7 +159,7 @@ class KeyMaker:
         function = getattr(body, "__func__", body)
         signature = inspect.signature(function)
         if not isinstance(body, staticmethod):
-            # Celery keeps the function as a method, so its first parameter is `self`.
+            # Leave out `self`.
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._signature = signature
         # With `typing=False` Celery does not check the arguments of a call.
@@ -182,24 +178,24 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-        # Any worker can make the key of plain arguments, without an error.
+        # Any worker can make the key of plain arguments.
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # Where the arguments that count are in a call with one for each parameter; None if user code makes the key.
+        # The positions of the arguments that count, in a call with one for each parameter.
         is_written_here = self._is_usual and not self.runs_user_code
         self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; an error of a pydantic model passes as it is."""
+        """The lock key of a call; passes errors of a pydantic model."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
                 values = [_WRITERS[type(args[position])](args[position]) for position in self._positions]
                 return _key(prefix, self._name, self._text % tuple(values))
             except (KeyError, ValueError):
-                # A value of another type, or an int of more digits than Python writes: see `_text_of`.
+                # As in `_text_of`.
                 pass
         choice = self._choice
         if self._receive is not None:
@@ -224,7 +220,7 @@ class KeyMaker:
         return _key(prefix, self._name, self._text_of(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
-        """The short line that operators read beside the key of a call; empty without a format string."""
+        """The line that operators read beside the key; empty without a format string."""
         if self._label is None:
             return ""
         if self._receive is not None:
@@ -254,15 +250,13 @@ class KeyMaker:
         """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
         if not (self._has_bare_fields and are_plain(arguments.values())):
-            # Only our formatter refuses sets, but it takes several times as long, so plain arguments go without.
+            # Our formatter refuses sets. Plain arguments go without it, because it takes several times as long.
             fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
         text: str = _made_by_user(template, fill)
         return text
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
-        if self._is_usual and not kwargs and len(args) == len(self._names):
-            return dict(zip(self._names, args))  # noqa: B905 (they were counted)
         if self._is_usual and len(args) <= len(self._names):
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}
@@ -323,7 +317,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (SoftTimeLimitExceeded, LockLost):
-        # These end the body that publishes the call, so they must pass.
+        # These end the body that publishes the call.
         raise
     except Exception as error:
         raise ConfigurationError(
@@ -340,7 +334,7 @@ def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> l
     if choice is None or callable(choice):
         return None
     if isinstance(choice, str) and choice in parameters and option == "lock_key":
-        # Somebody wrote `("name")`, without the comma of a tuple.
+        # `("name")` lacks the comma of a tuple.
         raise ConfigurationError(
             f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
             f'("{choice}",) or "{{{choice}}}"?'
@@ -392,8 +386,8 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """For a task with `pydantic=True`, a function that makes the models which the body receives; it runs their code."""
-    # Celery keeps `pydantic=True` nowhere, but wraps the body of such a task in a function of celery.app.base.
+    """For a task with `pydantic=True`, a function that makes the models which the body receives."""
+    # Celery keeps `pydantic=True` nowhere, but wraps the body in a function of celery.app.base.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     # Only with such a task is pydantic sure to be installed.
@@ -414,7 +408,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
         return models[name].validate_python(value, context=context) if name in models else value
 
     def receive(args: Any, kwargs: Any) -> tuple[Any, Any]:
-        # Each argument stays positional or named, because a callable in `lock_key` is called with them.
+        # A callable in `lock_key` is called with the arguments as they were given, by position or by name.
         passed = [made(name, value) for name, value in zip(positions, args, strict=False)]
         named = {name: made(name, value) if name in kinds else value for name, value in kwargs.items()}
         return [*passed, *args[len(positions) :]], named
@@ -423,7 +417,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
 
 
 def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:
-    """The label of a call; empty if its task has none, or if the label fails, which is logged and stops no call."""
+    """The label of a call; empty if its task has none, or if the label fails, which stops no call."""
     if task.lock_options.label is None:
         return ""
     try:

@@ -1,6 +1,8 @@
 """The options of a task and the settings of an app: defaults and checks."""
 
+import ctypes
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,13 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.interrupt import why_unavailable
 from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# An option of a kombu transport, and the channel attribute with its default. Pub/Sub is missing, because kombu extends
-# the deadline of each message that a worker has.
+# An option of a kombu transport, and the channel attribute with its default. For Pub/Sub, kombu extends each deadline.
 _TIMEOUTS = (
     ("visibility_timeout", "visibility_timeout"),
     ("visibility_timeout", "default_visibility_timeout"),
@@ -30,9 +30,7 @@ UNSET: Any = object()
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
-# Seconds.
-_LONGEST_BINDING = 10.0
-_A_MOMENT = 0.001
+_LONGEST_BINDING_S = 10.0
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
 OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
@@ -79,7 +77,7 @@ def given(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """False for a text with lone surrogates, which come from bytes in another encoding."""
+    """False for a text with lone surrogates, which cannot be sent."""
     return text == text.encode(errors="replace").decode()
 
 
@@ -91,8 +89,8 @@ def one_of(name: str, value: Any, words: Any) -> Any:
 
 
 def on_lost(name: str, value: Any) -> Any:
-    why = why_unavailable() if value == "kill" else None
-    if why is not None:
+    if value == "kill" and not (sys.platform == "linux" and hasattr(ctypes.CDLL(None), "timer_create")):
+        why = f"it needs a timer of the Linux kernel, and a C library with timer_create; this is {sys.platform}"
         raise ConfigurationError(f"{name}='kill' is not possible here: {why}; use 'abort'")
     return one_of(name, value, OnLost)
 
@@ -119,19 +117,19 @@ class Lockable:
 
 
 def base_in(cls: type[Any]) -> type[Any]:
-    """`SingletonTask`, without an import of its module."""
+    """`SingletonTask`, whose module is above this one."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The assigned value, else the configured one; Celery before 5.7 prefers the configured one in a namespace."""
+    """The assigned value, else the configured one: with a namespace, Celery before 5.7 prefers the configured one."""
     # First, because this loads the configuration, which may assign.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
 
 class Option(NamedTuple):
-    """A `lock_*` option. If `app_wide`, a setting of the app can replace the default."""
+    """A `lock_*` option. If it is *app_wide*, a setting of the app can replace the default."""
 
     default: Any
     check: Callable[[str, Any], Any]
@@ -241,21 +239,17 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 
 def wait_until_bound(task: Any) -> None:
-    """Return once Celery has bound the task, with its annotations, settings and request.
-
-    Celery registers a task before it binds the task, so another thread can call a task that is still unbound.
-    """
-    app = task.app
+    """Return once Celery has bound the task: another thread can call a task that is registered and still unbound."""
     if not task.__bound__:
-        task.bind(app)
-    give_up_at = clock() + _LONGEST_BINDING
+        task.bind(task.app)
+    give_up_at = clock() + _LONGEST_BINDING_S
     # `bind` sets the stack last.
     while task.request_stack is None and clock() < give_up_at:
-        time.sleep(_A_MOMENT)
+        time.sleep(0.001)
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The `lock_<name>` of a task or a class of tasks. A function in it is not bound as a method."""
+    """The `lock_<name>` of a task or a class of tasks; a function is not bound as a method."""
     name = f"lock_{name}"
     if isinstance(task, type):
         return getattr(task, name, default)
@@ -263,16 +257,13 @@ def option_of(task: Any, name: str, default: Any = None) -> Any:
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Raise a `ConfigurationError` with a line for each of the *faults*, if there are any."""
+    """Raise a `ConfigurationError` with a line for each of the *faults*, if there is one."""
     if lines := list(dict.fromkeys(faults)):
         raise ConfigurationError("\n".join(lines))
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task, or of a class of tasks, and the faults that were found.
-
-    A value is the task's own, else the app's setting, else the default. Without an app, only the task's own count.
-    """
+    """The checked values of a task or a class of tasks, and the faults; without an app, those of its own values."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():
@@ -282,7 +273,6 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
                 values[name] = option.check(f"lock_{name}", own)
             elif app is not None:
                 name_for_all = f"singleton_lock_{name}"
-                # Not app.add_defaults(): that would override what the user configures.
                 set_for_all = setting(app, name_for_all, option.default) if option.app_wide else option.default
                 values[name] = option.check(name_for_all, set_for_all)
         except ConfigurationError as error:
@@ -313,7 +303,7 @@ def visibility_timeout_of(app: Celery) -> float:
 
 
 def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
-    """The timeout of kombu's transport, or an hour if the transport has none or cannot be imported."""
+    # A transport may have no timeout, and may need a package that is not installed here.
     with suppress(Exception):
         channel = app.connection_for_read().get_transport_cls().Channel
         for option, default in _TIMEOUTS:
@@ -336,7 +326,7 @@ def untold_timeouts(app: Celery) -> list[str]:
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of the app's keys. The default begins with the `global_keyprefix` of its results or broker."""
+    """The prefix of the app's keys; by default it begins with the `global_keyprefix` of the results or the broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options

@@ -25,14 +25,14 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
-# Celery's result backend looks for sentinels at this port if the URL names none.
+# Where Celery's result backend looks for sentinels if the URL names no port.
 _PORT_OF_RESULTS = 6379
 # The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # The store of each app, after the URL that was assigned when the store was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
-"""Filled by the context managers of `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
+"""Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
 # Options of other libraries whose most similar name here has another meaning.
@@ -85,10 +85,7 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def store_of(app: Celery) -> Store:
-    """The app's store of locks, opened at first use.
-
-    The store is at `singleton_lock_url`, else the result backend if that is Redis, else the broker if that is Redis.
-    After `app.conf.singleton_lock_url` was assigned again, the store is the new one.
+    """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned.
 
     Raises:
         ConfigurationError: The app has no Redis that this library can use, or an unknown setting.
@@ -104,11 +101,7 @@ def store_of(app: Celery) -> Store:
 
 
 def open_store(app: Celery) -> Store:
-    """The app's store of locks, with connections of its own.
-
-    Raises:
-        ConfigurationError: The app has no Redis that this library can use.
-    """
+    """Another store of the app's locks, with connections of its own; raises as `store_of`."""
     try:
         return _opened(app)
     except ConfigurationError as error:
@@ -120,7 +113,7 @@ def _opened(app: Celery) -> Store:
     own: Any = setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
         raise ConfigurationError(
-            # Do not quote the value, which may have a password.
+            # The value may have a password.
             f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
@@ -142,7 +135,7 @@ def _opened(app: Celery) -> Store:
 
 
 def has_password(url: Any) -> bool:
-    """Whether *url* has a password. Celery shows that, because it masks settings by their names alone."""
+    """Whether *url* has a password, which Celery shows: it masks settings by their names alone."""
     return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
@@ -196,8 +189,7 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """Names in a class of tasks that look like an option and are none, or belong to another library.
 
     A method or property is the user's own unless another library has a method of that name. A name that overrides one
-    of another base is the user's own, too. An option without its prefix, such as `ttl`, is a fault only as an argument
-    of the decorator and in `task_annotations`.
+    of another base is the user's own, too. An option without its prefix is a fault as an argument of the decorator.
     """
     ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
@@ -239,11 +231,11 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
     """Settings that do not exist, or are spelled so that Celery does not read them."""
     namespace = as_celery_reads(app, "").lower()
     readable = {name: as_celery_reads(app, name) for name in SETTINGS}
-    # Read the names only, because a source of settings may compute the values.
+    # Read the names only: a source of settings may compute the values.
     for written in map(str, app.conf):
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, as_celery_reads(app, name))
-        # A name that Celery does not read may be another program's, as in Django's settings.
+        # A name that Celery does not read may be another program's.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")
@@ -251,7 +243,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
             if not is_read:
                 yield f"the setting {written} is not read; write {readable[name]}"
         elif fault := _of_others("a setting", name):
-            # An app that has imported that library may use it for other tasks.
+            # The app may use that library for other tasks.
             if "celery_singleton" not in sys.modules:
                 yield fault
         elif option in NAMES:
@@ -270,7 +262,7 @@ def _fault_in_name(name: str) -> str:
 
 
 def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
-    """Say which library *name* is from and what its counterpart here is; empty for an unknown name."""
+    """The library that *name* is from, and the counterpart here; empty for an unknown name."""
     for library, counterparts in tables.items():
         if name in counterparts:
             here = counterparts[name]

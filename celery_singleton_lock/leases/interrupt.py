@@ -302,17 +302,6 @@ class _Sigevent(ctypes.Structure):
     )
 
 
-def why_unavailable() -> str | None:
-    """Why this machine has no such timer, or None if it has."""
-    if sys.platform != "linux":
-        return f"it needs a timer of the Linux kernel, and this is {sys.platform}"
-    try:
-        _function("timer_create")
-    except AttributeError:
-        return "the C library has no timer_create"
-    return None
-
-
 def _write(deadline: float) -> None:
     pid = os.getpid()
     _ENTRY.pack_into(_deadlines, pid % _ENTRIES * _ENTRY.size, pid, deadline)
