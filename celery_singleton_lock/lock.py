@@ -176,8 +176,7 @@ class Lock:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
         Raises:
-            ConfigurationError: It is neither. The decorated function raises it for a returned coroutine, or other work
-                that would be done after the release.
+            ConfigurationError: It is neither, or, when it is called, it returns work to do after the release.
         """
         called = _called_by(function)
         is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -315,7 +314,7 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if the block is unknown and ends with an error."""
+        """The hold of the block that *statement* ends; None if an error ends a block that is unknown."""
         # If two threads leave the same block at once, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass

@@ -114,8 +114,8 @@ class Cluster(NodeConnections):
     def at_owner_of(self, key: str, until: float) -> Connections:
         return self.at(self.owner_of(key, until))
 
-    def to_masters(self, until: float) -> Sequence[Connections]:
-        self._learn(until)
+    def to_masters(self, bound: float) -> Sequence[Connections]:
+        self.part.persist(self._learn, bound)
         return [self.at(node) for node in _masters_in(self._owners)]
 
     def close_spare(self) -> None:

@@ -78,17 +78,15 @@ _NOT_YET = object()
 class Link:
     """A connection of redis-py, and the socket under it.
 
-    redis-py connects. Most requests then use the socket itself if they can, because the layers of redis-py cost as
-    much as everything else in a request.
+    Most requests use the socket itself: the layers of redis-py cost as much as everything else in a request.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.socket: Any = getattr(connection, "_sock", None)
         self._reader: Any = None
-        parse_error = getattr(getattr(connection, "_parser", None), "parse_error", None)
-        if Reader is not None and parse_error is not None and isinstance(self.socket, socket.socket):
-            errors = {"protocolError": exceptions.InvalidResponse, "replyError": parse_error}
+        if Reader is not None and isinstance(self.socket, socket.socket):
+            errors = {"protocolError": exceptions.InvalidResponse, "replyError": connection._parser.parse_error}  # noqa: SLF001
             text = {"encoding": OURS["encoding"], "errors": OURS["encoding_errors"]}
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
@@ -158,10 +156,9 @@ class IdleOfThread(threading.local):
 
 
 class Connections:
-    """Connections to one server, kept while they are idle.
+    """Connections to one server, kept while they are idle and all their replies were read.
 
-    A connection has one caller at a time, and is kept only after all its replies were read. Taking and keeping are
-    single steps of a deque, so a signal may raise anywhere.
+    Taking and keeping are single steps of a deque, so a signal may raise anywhere.
     """
 
     is_sharded = False
@@ -187,11 +184,7 @@ class Connections:
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
-        """A reply to each of *commands*, all about *key* and sent in one go. A refusal is a reply.
-
-        Raises:
-            RedisError: A reply did not come by *until*, on `clock()`. The commands may have been executed.
-        """
+        """A reply to each of *commands*, all about *key*, by *until*, on `clock()`. A refusal is a reply."""
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
             self._begin()
@@ -219,10 +212,10 @@ class Connections:
         return replies
 
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script with each input, all in one go. Its text is sent only if the server does not know it.
+        """Run a script with each input, all in one go.
 
-        WAIT counts the replicas that have the writes of its own connection, so script and WAIT share one. A repeated
-        script has to write again, as acquire.lua and renew.lua do: otherwise WAIT on a new connection proves nothing.
+        WAIT counts the replicas that have the writes of its own connection. So a repeated script has to write again, as
+        acquire.lua and renew.lua do.
         """
         if self.is_sharded:
             script = script.sharded
@@ -267,14 +260,15 @@ class Connections:
         return connection
 
     def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
-        """The server that has *key* now."""
+        """The server that has *key*, as far as it is known."""
         return self.part
 
     def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
         """The connections to the server that has *key*."""
         return self
 
-    def to_masters(self, until: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
+    def to_masters(self, bound: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
+        """The connections to each master, found within *bound* seconds, or a `StoreError`."""
         return [self]
 
     def tell_of_move(self, before: Address, after: Address | None) -> None:
@@ -346,7 +340,7 @@ class _Provider(CredentialProvider):
 
 
 def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
-    """Replace a dotted path of a credential provider by the provider, as Celery does; complete the options of TLS."""
+    """Complete the options of TLS; let a credential provider be named by a dotted path, as Celery does."""
     if has_tls:
         # Never None: OpenSSL would ask for the password on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
@@ -386,12 +380,8 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        # Python's message would show a password that was not escaped.
-        raise ConfigurationError(
-            f"singleton_lock_url cannot be read: give {example}, all of one kind, with semicolons between the hosts "
-            "and the database as a number. User and password, if any, go before the first host as user:password@, with "
-            "any other character in them percent-encoded"
-        ) from None
+        form = f"{example}, with semicolons between hosts of one kind, and any user:password@ before the first"
+        raise unreadable(form) from None
     return list(dict.fromkeys(hosts)), said
 
 
@@ -408,9 +398,9 @@ def check_parts(url: str) -> None:
         raise ValueError("it has a fragment, or a database that is no number")
 
 
-def unreadable() -> ConfigurationError:
+def unreadable(form: str = "redis://user:password@host:port/database") -> ConfigurationError:
     """The error for a URL that cannot be read. Python's message would show a password that was not escaped."""
     return ConfigurationError(
-        "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
-        "the database as a number, with any other character in user and password percent-encoded"
+        f"singleton_lock_url cannot be read: give {form}, the database as a number, with any other character in user "
+        "and password percent-encoded"
     )

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ class Inventory:
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
         problem = None
-        for server in self._masters():
+        for server in self._servers.to_masters(RELEASE_BOUND):
             cursor = None
             try:
                 while cursor != "0":
@@ -72,7 +72,7 @@ class Inventory:
     def latency(self, bound: float) -> tuple[float, float]:
         """Seconds of a round trip, and by which the store's clock is ahead: the worst values of all servers."""
         found = []
-        for server in self._masters(bound):
+        for server in self._servers.to_masters(bound):
             # The first request opens a connection, which the second does not pay for.
             _call(server, "TIME", bound=bound)
             sent_at = clock()
@@ -86,7 +86,7 @@ class Inventory:
     def about_servers(self, bound: float) -> dict[str, dict[str, str]]:
         """The INFO of each server, by its address."""
         said = {}
-        for server in self._masters(bound):
+        for server in self._servers.to_masters(bound):
             lines = _call(server, "INFO", bound=bound).splitlines()
             said[server.address] = dict(line.split(":", 1) for line in lines if ":" in line)
         return said
@@ -123,7 +123,7 @@ class Inventory:
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
-        masters = set(self._servers.to_masters(until)) - {self._servers.at_owner_of(key, until)}
+        masters = set(self._servers.to_masters(until - clock())) - {self._servers.at_owner_of(key, until)}
         self._self_test(key, until)
         for like_it in _keys_like(key, _MOST_LIKE_IT) if masters else ():
             master = self._servers.at_owner_of(like_it, until)
@@ -165,13 +165,6 @@ class Inventory:
             return [*named, ("ASKING",)]
         # A server that answers for keys of many slots is no part of a cluster.
         return [*named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
-
-    def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
-        if not self._store.has_parts:
-            # Avoid `persist`, which would note an answer of the server although nothing was asked.
-            return [self._servers]
-        masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
-        return masters
 
 
 def _call(server: Connections, *command: str, bound: float = RELEASE_BOUND) -> Any:

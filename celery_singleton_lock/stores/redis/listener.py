@@ -79,8 +79,7 @@ class _Wire:
 class Listener(DaemonThread):
     """Hears the channels of one store, in one thread of one process.
 
-    Callers change `_heard`, `_changed` and `_untold`; only that thread changes the rest. A signal may raise anywhere in
-    `add` and `remove`.
+    Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
     """
 
     def __init__(self, servers: Connections) -> None:
@@ -99,11 +98,10 @@ class Listener(DaemonThread):
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Heard) -> None:
-        """Have *heard* called with each message of *channel*, which begins with the key of a lock.
+        """Have *heard* called with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
 
-        *heard* is called with `LISTENING` and `DEAF`, too, perhaps several times. At `LISTENING` ask the store, because
-        earlier messages were missed. *heard* must not block: it is called in a real thread even where others are
-        greenlets.
+        At `LISTENING` ask the store, because earlier messages were missed. *heard* must not block: it is called in a
+        real thread even where others are greenlets.
         """
         self._heard[channel] = heard
         self._change(channel)

@@ -151,10 +151,7 @@ class Store:
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
-        """Restart the ttl of each claim, and return the answers in order.
-
-        A claim is renewed only if nobody else can have had its place in between.
-        """
+        """Restart the ttl of each claim whose place nobody else can have had in between."""
         if not claims:
             return []
         part = self.part_of(claims[0].key)
@@ -180,7 +177,7 @@ class Store:
     ) -> Release:
         """Give back the place or the turn of the token; with *place*, only that place.
 
-        In the same step the store keeps *ending*, if the lease was lost or another delivery is known or likely.
+        The store keeps *ending* if the lease was lost, or another delivery is known or likely.
         """
         arguments = encoding.release_arguments(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
@@ -304,10 +301,7 @@ class Store:
         self.call("HSET", key, *chain(*fields), bound=timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
-        """Look at each of the keys, and change nothing.
-
-        If *tolerant*, the server's error about one key becomes its `problem`, and the other keys are still shown.
-        """
+        """Look at each of the keys. If *tolerant*, the server's error about one key becomes its `problem`."""
         states = encoding.unreadable_in(keys) if tolerant else {}
         inputs = [([key], ()) for key in keys if key not in states]
         if inputs:
@@ -334,13 +328,11 @@ class Store:
     def request(
         self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """The reply to a script about *key*, the moment of that try, and how many tries may have worked.
-
-        The first try goes straight to a single server, which is faster. `Part.persist` makes all other tries.
-        """
+        """The reply to a script about *key*, the moment of that try, and how many tries may have worked."""
         part = self.part_of(key)
         sent_at = clock()
         tries = 0
+        # The first try goes straight to a single server, which is faster.
         if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
             command = ("EVALSHA", script.digest, "1", key, *arguments)
             try:
@@ -366,11 +358,9 @@ class Store:
         return self.servers.part.persist(lambda until: accepted(self.servers.ask(key, [command], until))[0], bound)[0]
 
     def time(self, key: str) -> int | None:
-        """The time of the server that has *key*, in microseconds; None if it is unknown.
-
-        Grants and renewals tell the time too, so a worker hardly ever asks, and any process at most once a minute.
-        """
+        """The time of the server that has *key*, in microseconds; None if it is unknown."""
         part = self.part_of(key)
+        # Grants and renewals tell the time, too.
         now = part.clock.now(_TIME_IS_KNOWN)
         if now is not None or clock() < part.clock.ask_again_at:
             return now or part.clock.now()
