@@ -380,7 +380,7 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        form = f"{example}, with semicolons between hosts of one kind, and any user:password@ before the first"
+        form = f"{example}, all of one kind, with semicolons between hosts, and any user:password@ before the first"
         raise unreadable(form) from None
     return list(dict.fromkeys(hosts)), said
 
