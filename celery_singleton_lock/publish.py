@@ -26,10 +26,10 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import (
     CallRevoked,
     final_result,
-    has_ended,
     has_result,
     seconds_until,
     unmark,
+    unmark_if_ended,
     until_expired,
     why_unreadable,
 )
@@ -310,8 +310,7 @@ class _QueuedCall:
         is_asking = True
         try:
             found = self._mark()
-            if found is not None and not self.sent and has_ended(self.task, found):
-                unmark(self.store, self.key, str(found.task_id), ends_cooldown=False, call_ended=True)
+            if found is not None and not self.sent and unmark_if_ended(self.task, self.key, found):
                 found = self._mark()
             is_asking = False
             if found is None or self.sent:

@@ -295,7 +295,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self)
-        return eager_result(self, super().apply(*args, **kwargs), args, kwargs)
+        return eager_result(self, super().apply(*args, **kwargs), throw=kwargs.get("throw"))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; but a run that has lost its lease, or was replaced, is not retried."""

@@ -29,7 +29,7 @@ from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
-from celery_singleton_lock.runs.endings import final_result, store_final_result, unmark
+from celery_singleton_lock.runs.endings import final_result, unmark
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, claim_of, hidden_in, text_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
@@ -105,7 +105,8 @@ class SingletonRequest(Request):
         kept = final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
-            store_final_result(self.task, self.id, self._context, kept)
+            about = {"traceback": kept.get("traceback"), "request": self._context}
+            self.task.backend.store_result(self.id, kept["result"], kept["status"], **about)
 
     def _notes(self) -> Notes:
         # The child reports notes that cannot be read.

@@ -1,7 +1,4 @@
-"""A thread for calls that may block: releases whose answer was lost, receivers of signals, lines of the log.
-
-A renewal must wait for none of these calls, because all leases of the process would wait with it.
-"""
+"""A thread for calls that may block and must hold up no renewal: repeated releases, receivers of signals, the log."""
 
 import logging
 import os
@@ -20,18 +17,17 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a store, or a server of a cluster, is not asked again after it was silent: the releases at other
-# stores would wait for it. Short, because keys must be free soon after their store is back.
+# Seconds for which a silent store, or a silent server of a cluster, is not asked again: releases at others would wait.
+# Short, because keys must be free soon after their store is back.
 _SILENCE = 1.0
-# Seconds after which a request that was under way has surely arrived, even if a proxy has kept it back.
+# Seconds after which a request that was under way has surely arrived.
 _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """Calls functions, one after the other. Where threads are greenlets, this is a greenlet, too.
+    """Calls functions, one after the other, in a thread, which goes on while it is idle if it *stays*.
 
-    Arguments:
-        stays: Whether the thread goes on while it is idle.
+    Where threads are greenlets, this is a greenlet, too.
     """
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
@@ -43,7 +39,7 @@ class Background(DaemonThread):
         """Forget all work, which belongs to the parent process."""
         self._pid = os.getpid()
         self._running = None
-        # The queue of C: its `put` is safe in the handler of a signal, and gevent and eventlet do not replace it.
+        # The queue of C: `put` is safe in the handler of a signal, and gevent and eventlet do not replace this class.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -55,7 +51,7 @@ class Background(DaemonThread):
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """As `submit`, without starting the thread: the function waits until the thread runs."""
         if self._pid != os.getpid():
-            # Python's hooks for forks are no help: a program in C, such as uWSGI, forks without them.
+            # A program in C, such as uWSGI, forks without Python's hooks.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -96,12 +92,11 @@ class PendingRelease:
     """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers.
 
     Attributes:
-        store, key: The lock of that lease, turn or mark.
-        give_up_at: The moment, on `clock()`, at which it has expired in the store.
-        release: Makes the request; a `StoreError` means that there was no answer.
-        may_release: Called before each try; False puts the try off.
-        may_arrive: The acquire or the mark may still be under way on another connection, and arrive after this release.
-            So the release is repeated for three seconds after its first answer.
+        give_up_at: The moment, on `clock()`, at which the lease, turn or mark has expired in the store.
+        release: Makes the request, and raises `StoreError` without an answer.
+        may_release: False puts a try off.
+        may_arrive: The acquire or the mark may still be under way on another connection, and arrive after the release.
+            So the release is repeated for three seconds after the first answer.
     """
 
     store: Store
@@ -113,13 +108,13 @@ class PendingRelease:
 
     def __call__(self) -> None:
         """Try once, and again later if that is needed."""
+        pause = _PAUSE
         try:
             pause = self._try()
-        except Exception:  # noqa: BLE001 (it is tried again; the log tells)
-            log.write(logging.ERROR, "lock.bug", "key=%s is released later", self.key, where="release", exc_info=True)
-            pause = _PAUSE
-        if pause and clock() + pause < self.give_up_at:
-            background.submit(self, pause)
+        finally:
+            # Also after an unexpected error, which the thread tells.
+            if pause and clock() + pause < self.give_up_at:
+                background.submit(self, pause)
 
     def _try(self) -> float:
         """Seconds until the next try; 0.0 if none is needed."""

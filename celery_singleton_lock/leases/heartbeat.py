@@ -6,7 +6,7 @@ from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
 _RENEWALS_PER_TTL = 3
-_BEATS_PER_RENEWAL = 4
+_BEATS_PER_TTL = 12
 _LATE = 4
 _SHORTEST_PAUSE = 0.05
 # Seconds for a new connection to a store that is far away; each of its replies may take a second.
 _LONGEST_RENEWAL = 5.0
+# Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
-_LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends; short tasks one after another share a thread.
 _LINGERS = 5.0
 # Log lines for one beat, however many leases it concerns.
@@ -37,7 +37,6 @@ _NEVER = float("inf")
 # Our clock and the server's may run at slightly different rates; Redlock's allowance.
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
-# Why the holder has to stop, or has lost its lease, by the answer to a renewal. None if neither.
 _REASONS: dict[Renewal, LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
@@ -48,7 +47,7 @@ _REASONS: dict[Renewal, LostReason | None] = {
 
 
 class Renewable:
-    """A claim as the heartbeat sees it: when to renew it, and until when it is surely ours. `Holding` has the rest."""
+    """A claim as the heartbeat sees it. `Holding` has the rest."""
 
     store: Store
     claim: Claim
@@ -57,13 +56,12 @@ class Renewable:
     task_id: str | None
     pid: int
     deadman: "DeadMan | None"
-    # On `clock()`, counted from when the last answered request was sent. An allowance for the drift of clocks is taken
-    # off, so it is never later than the store's own deadline.
+    # On `clock()`. Never later than the store's own deadline, by an allowance for the drift of clocks.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
     is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    _told_late_for: float = 0.0  # the last deadline whose lateness was logged: each is logged once
+    _told_late_for: float = 0.0  # the last deadline whose lateness was logged
 
     @property
     def is_kept(self) -> bool:
@@ -88,7 +86,7 @@ class Renewable:
             self.deadman.arm(self.deadline)
 
     def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Apply the answer to a renewal. Returns why the lease is lost, or its holder has to stop; None if neither."""
+        """Apply the answer to a renewal. The result is the reason if the lease is lost, or the holder has to stop."""
         reason = _REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has stopped.
@@ -96,7 +94,7 @@ class Renewable:
         return reason
 
     def lateness(self) -> float:
-        """Seconds by which the heartbeat was late to renew it; 0.0 if it was in time, or if that was logged before."""
+        """Seconds by which its renewal is late; 0.0 if in time, or if that was logged before."""
         late = clock() - min(self.next_renewal, self.deadline)
         if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
             return 0.0
@@ -107,8 +105,8 @@ class Renewable:
 class RenewalThread(DaemonThread):
     """Renews the leases of this process in one store, or in one part of it, when they are due.
 
-    Where threads are greenlets, this is a native thread, which no greenlet can starve, with a client of its own. It
-    must touch neither the log nor the event loop, whose locks are those of greenlets, so a greenlet makes such calls.
+    Where threads are greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The
+    log and the event loop have locks of greenlets, so a greenlet makes the calls to them.
     """
 
     def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
@@ -116,7 +114,7 @@ class RenewalThread(DaemonThread):
         self.part = part
         self._heartbeat = heartbeat
         self._client = store
-        # Weak references: a lease that nobody can release any more must not be renewed for ever.
+        # Weak references: a lease that nobody can release must not be renewed for ever.
         self.watching: dict[ref[Renewable], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
@@ -134,7 +132,7 @@ class RenewalThread(DaemonThread):
             self._wakes.put(None)
 
     def remove(self, holding: Renewable) -> None:
-        """Stop renewing it. A renewal that is under way does no harm: it never brings back a released lease."""
+        """Stop renewing it. A renewal that is under way never brings back a released lease."""
         self.watching.pop(ref(holding), None)
 
     def watched(self) -> list[Renewable]:
@@ -155,7 +153,7 @@ class RenewalThread(DaemonThread):
 
     def _step(self) -> bool:
         """Sleep until a lease is due, or comes; then renew the leases that are due."""
-        # Reset this before the look: a lease that comes during the look has to wake this thread.
+        # Before the look, because a lease that comes during the look has to wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -163,10 +161,10 @@ class RenewalThread(DaemonThread):
         due = [min(one.next_renewal, one.deadline) for one in self.watched()]
         self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
         with suppress(Empty):
-            self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
+            self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
             return True
-        # A native thread beside greenlets stays: its client may have an event loop, which nobody would close.
+        # Beside greenlets the client may have an event loop, which nobody would close.
         if not due and self._greenlet is None:
             self._heartbeat.threads.pop(self.part, None)
             return False
@@ -176,8 +174,7 @@ class RenewalThread(DaemonThread):
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (the thread must go on; the log tells)
-            write = partial(log.write, logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat")
-            self._log(partial(write, exc_info=error))
+            self._log(logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
             with suppress(Empty):
                 self._wakes.get(timeout=1.0)
         return True
@@ -187,67 +184,53 @@ class RenewalThread(DaemonThread):
             for holding in self.watched():
                 if self.store.part_of(holding.key) is not self.part:
                     self._call(partial(self._heartbeat.watch, holding))
-                # Remove it only once another thread has it: a greenlet calls `watch` later.
+                # A greenlet calls `watch` later. Until then, nobody else would renew it.
                 if holding.thread is not self:
                     self.remove(holding)
         now = clock()
         for holding in self.watched():
-            # A beat that comes late asks first: the lease is lost only if a renewal had no answer.
+            # A beat that comes late asks before it declares a loss.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew those that are due soon, too: thousands of leases must not each cost a request.
-        beats = _RENEWALS_PER_TTL * _BEATS_PER_RENEWAL
-        if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / beats]:
+        if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 
     def _renew(self, holdings: list[Renewable]) -> None:
         sent_at = clock()
-        try:
-            answers = self._ask(holdings)
-        except StoreError as error:
-            for holding in holdings:
-                holding.is_unsure = True
-                # Try again soon. The deadline stands.
-                holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
-            for holding in [one for one in holdings if one.is_kept][:_MOST_LINES]:
-                who = {"key": holding.key, "task_id": holding.task_id}
-                told = {**who, "remaining": holding.time_left, "leases": len(holdings)}
-                self._log(partial(log.write, logging.WARNING, "lock.renewal_failed", "%s", error, **told))
-            return
-        for holding, answer in zip(holdings, answers, strict=True):
-            if not holding.is_kept:
-                continue
-            if (reason := holding.answered(answer, sent_at)) is not None:
-                self._lose(holding, reason)
-
-    def _ask(self, holdings: list[Renewable]) -> list[Renewal]:
-        now = clock()
-        # The bound is the nearest deadline, so that a loss is reported as it passes; after it, the bound is a second.
-        left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
+        # The bound is the nearest deadline, so that a loss is reported as it passes.
+        left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
             # A lease that waits for an answer is not late.
-            holding.next_renewal = now + bound
+            holding.next_renewal = sent_at + bound
         try:
             if self._greenlet is not None and self._client is self.store:
                 self._client = self.store.clone()
                 self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
-            return self._client.renew([holding.claim for holding in holdings], bound)
-        except StoreError:
-            raise
+            answers = self._client.renew([holding.claim for holding in holdings], bound)
         except Exception as error:
-            told = "leases at the store %s were not renewed", self.store.address
-            self._log(partial(log.write, logging.ERROR, "lock.bug", *told, where="renewal", exc_info=error))
-            raise StoreError(self.store.address, str(error)) from error
+            for holding in holdings:
+                holding.is_unsure = True
+                holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
+            if not isinstance(error, StoreError):
+                raise
+            for one in [each for each in holdings if each.is_kept][:_MOST_LINES]:
+                told = {"key": one.key, "task_id": one.task_id, "remaining": one.time_left, "leases": len(holdings)}
+                self._log(logging.WARNING, "lock.renewal_failed", "%s", error, **told)
+            return
+        for holding, answer in zip(holdings, answers, strict=True):
+            if holding.is_kept and (reason := holding.answered(answer, sent_at)) is not None:
+                self._lose(holding, reason)
 
     def _lose(self, holding: Renewable, reason: LostReason) -> None:
         self._call(partial(holding.lose, reason))
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
 
-    def _log(self, line: Callable[[], object]) -> None:
+    def _log(self, *line: Any, **fields: Any) -> None:
         # In the background, because a handler may block.
-        self._call(partial(background.submit, line))
+        self._call(partial(background.submit, partial(log.write, *line, **fields)))
 
     def _call(self, call: Callable[[], object]) -> None:
         if self._greenlet is None:
@@ -260,16 +243,11 @@ class RenewalThread(DaemonThread):
 class Heartbeat:
     """Keeps the leases of a process alive, and tells each holder whose lease cannot be kept.
 
-    A renewal has four outcomes. *Renewed*: the full ttl lies ahead again. *Asked to stop*: renewed as well, and the
-    holder has to end. *Lost*: the store says that the lease is not ours any more. *Unsure*: the store did not answer.
-    The renewal may have worked, so it is tried again, sooner, and the lease is lost only once its deadline passes.
+    A renewal without an answer may have worked, so the lease is lost only once its deadline passes. A beat that comes
+    late asks even after the deadline: the key may still be free, or the main process may have renewed the lease.
 
-    A beat comes late if the process got no time, or if a body held the GIL. It asks even after the deadline: the key
-    may still be free, or the main process of a worker may have renewed the lease.
-
-    Each store, or each part of a store that has parts, has a thread of its own. So a store that does not answer costs
-    the leases at the others nothing. A signal may raise anywhere in `watch`, so it shares dicts and queues of C with
-    those threads, and no lock.
+    Each store, or each part of a store that has parts, has a thread of its own, so a silent store costs the leases at
+    the others nothing. A signal may raise anywhere in `watch`, so `watch` and the threads share no lock.
     """
 
     def __init__(self) -> None:
@@ -277,7 +255,7 @@ class Heartbeat:
         self.threads: dict[Hashable, RenewalThread] = {}
 
     def watch(self, holding: Renewable) -> None:
-        """Renew it from now on, for as long as something else refers to it."""
+        """Renew a lease from now on, for as long as something else refers to it."""
         if self._pid != holding.pid:
             # After a fork, the threads are the parent's.
             self._pid, self.threads = holding.pid, {}

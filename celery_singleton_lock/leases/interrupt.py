@@ -1,18 +1,14 @@
 """End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
 In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
-CPython raises it between two bytecodes, so a sleep or a call into C ends first. gevent and eventlet throw it into the
-greenlet as soon as their event loop runs, so a computation without a pause ends first.
+CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
 
-A callback of an event loop of asyncio could get the exception: the loop would log it, and the body would go on. So
-each loop of the process cancels the tasks of the body; also a loop of another thread, because the body may wait for
-such a task. A task is the body's if its context has the body's lease. The exception is raised in the thread of a loop
-only after the loop has been silent for some seconds: a coroutine blocks it.
+If a callback of asyncio got the exception, the loop would log it and the body would go on. So each loop of the process
+cancels the tasks whose context has the body's lease, because the body may wait for a task in another thread. In the
+thread of a loop the exception is raised only after the loop has been silent for some seconds.
 
-With `lock_on_lost="kill"` a kernel timer kills the process at the deadline of its lease. A heartbeat thread can be
-starved, and a process can be stopped or frozen, past the moment at which the store grants the lock to somebody else.
-The timer runs on CLOCK_BOOTTIME and needs no help from this process. A stopped process dies stopped, and a frozen one
-before its next instruction.
+With `lock_on_lost="kill"` a kernel timer kills the process at the deadline of its lease, even if the process is
+starved, stopped or frozen.
 """
 
 import asyncio
@@ -36,7 +32,7 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from celery_singleton_lock.errors import ConfigurationError, LockLost
+from celery_singleton_lock.errors import ConfigurationError, LockLost, LostReason
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current, running_loop
 from celery_singleton_lock.log import log
@@ -44,15 +40,14 @@ from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
 from celery_singleton_lock.stores.threads import current as current_greenlet
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.errors import LostReason
     from celery_singleton_lock.leases.holding import Holding
 
 Loop = asyncio.AbstractEventLoop
 
-# Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few. macOS has none.
+# Applications rarely use the real-time signals, of which glibc keeps the first few. macOS has none.
 _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
-# Not `signal.getsignal`, which makes an enum of each answer: this is called before each body.
+# `signal.getsignal` makes an enum of each answer, which is slow before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
@@ -67,13 +62,11 @@ _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
-    """One body that can be interrupted once, and only inside the `with` block of this object.
+    """One body that can be interrupted once, and only inside the `with` block of this object."""
 
-    Once *delivered*, the exception was raised in the body, or its tasks were cancelled. The body may have caught that.
-    """
-
+    # The exception was raised in the body, which may have caught it, or its tasks were cancelled.
     delivered = False
-    # The error was raised, or the event loop of the body's own thread has cancelled its tasks: try no more.
+    # It was delivered in the body's own thread, so no further try is made.
     _has_reached_its_thread = False
     _thread: int | None = None
     _greenlet: Any = None
@@ -85,7 +78,7 @@ class Interrupt:
     _cancelled_in: set[Loop]
 
     def __enter__(self) -> None:
-        """From now on, `send` reaches the code that runs."""
+        """From now on, `on_lost` reaches the code that runs."""
         self._guard = threading.Lock()
         thread = threading.get_ident()
         if patched_by() is not None:
@@ -97,30 +90,25 @@ class Interrupt:
         self._thread = thread
 
     def __exit__(self, *_: object) -> None:
-        """From now on, `send` reaches nothing."""
+        """From now on, `on_lost` reaches nothing."""
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may be about to raise the error in this thread, where the next run would get it.
+            # `_insist` may have raised the error in this thread, where the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
 
-    def on_lost(self, lease: "Holding", reason: "LostReason") -> None:
-        """End the body, unless its process is about to be killed."""
+    def on_lost(self, lease: "Holding", reason: LostReason) -> None:
+        """Raise `LockLost` in the body, if it runs and its process is not about to be killed."""
         # The timer of a lost lease kills this process. A holder that is asked to stop has time to end in order.
-        if lease.deadman is None or lease.is_kept:
-            self.send(lease, LockLost(lease.key, reason))
-
-    def send(self, lease: "Holding", error: LockLost) -> None:
-        """Raise *error* in the body that runs under *lease*, if it is running."""
-        if self._thread is None:
+        if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
         with self._guard:
             if self._thread is None:
                 return
             self._lease = lease
-            self._error = error
+            self._error = LockLost(lease.key, reason)
             self._cancelled_in = set()
             if self._greenlet is not None:
                 call_soon(self._hub, self.deliver)
@@ -129,7 +117,6 @@ class Interrupt:
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
 
     def _insist(self, thread: int) -> None:
-        """Try to reach the body, a bounded number of times."""
         for number, pause in enumerate(_PAUSES):
             threads, are_silent = self._ask_loops(pause)
             with self._guard:
@@ -164,7 +151,7 @@ class Interrupt:
 
     def _cancel_tasks(self, loop: Loop, hear: Callable[[tuple[Loop, int]], object]) -> None:
         thread = threading.get_ident()
-        # Only once in each loop: a second cancellation would strike the body as it cleans up.
+        # A second cancellation would strike the body as it cleans up.
         if self._thread is not None and loop not in self._cancelled_in:
             main = _main_task() if thread == self._thread else None
             tasks = [task for task in asyncio.all_tasks(loop) if task is main or self._is_of_body(task)]
@@ -201,14 +188,11 @@ class Interrupt:
 
     def _class(self) -> type[Exception]:
         """A class whose only instance is the error, because CPython takes a class and calls it."""
-        error = self._error
-        assert error is not None
+        error = cast("LockLost", self._error)
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that has just begun may get the error instead of the body; then the next try raises it again.
-            if threading.get_ident() == self._thread:
-                self.delivered = self._has_reached_its_thread = True
+            self.delivered = self._has_reached_its_thread = True
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})
@@ -221,7 +205,7 @@ class Interrupt:
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops that run in any thread of this process; only the garbage collector knows them all."""
+    """The event loops that run in this process. Only the garbage collector knows them all."""
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
@@ -234,7 +218,7 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """The task that the `asyncio.Runner` of this thread runs; its context may be that of an earlier body."""
+    """The task of this thread's `asyncio.Runner`, whose context may be that of an earlier body."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -244,7 +228,7 @@ def _main_task() -> "asyncio.Task[Any] | None":
 def _context_of(task: Any) -> Context | None:
     if hasattr(task, "get_context"):
         return cast("Context", task.get_context())
-    # Before Python 3.12. The first context is the task's, the others are those of its callbacks.
+    # Before Python 3.12. The other contexts are those of its callbacks.
     return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
@@ -253,14 +237,14 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # A second signal may come between two lines, and take the last interrupt.
+    # A second signal may take the last interrupt between two lines.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
 
 
 def _starts_another(thread: int) -> bool:
-    """Whether that thread is starting another thread, without an `ident` yet, in which CPython would raise."""
+    """That thread starts another thread, in which CPython 3.11 would raise: the starter would wait for it for ever."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
@@ -279,27 +263,15 @@ def _raise_in(thread: int, error: type[Exception] | None) -> None:
 
 _TIMER_ABSTIME = 1
 _NO_TIMER = ctypes.c_void_p(-1).value
-_SIGEV_SIGNAL = 0
+# `struct sigevent`: a value, the signal, and SIGEV_SIGNAL.
+_KILL = struct.pack("Pii48x", 0, signal.SIGKILL, 0)
 
-# The deadline of each process, for the main process of its pool: a process that dies by its timer can say nothing. The
-# memory is shared with forked processes; an entry is a pid and a deadline.
+# The pid and the deadline of each process. Forked processes share this memory, because the main process of a pool tells
+# of the loss if the timer has killed a process.
 _ENTRY = struct.Struct("qd")
 _ENTRIES = 1 << 16
 _deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
 _NO_DEADLINE = float("inf")
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = (("it_interval", ctypes.c_long * 2), ("it_value", ctypes.c_long * 2))
-
-
-class _Sigevent(ctypes.Structure):
-    _fields_ = (
-        ("sigev_value", ctypes.c_void_p),
-        ("sigev_signo", ctypes.c_int),
-        ("sigev_notify", ctypes.c_int),
-        ("_padding", ctypes.c_byte * 48),
-    )
 
 
 def _write(deadline: float) -> None:
@@ -308,10 +280,7 @@ def _write(deadline: float) -> None:
 
 
 def has_fired(pid: int, at: float) -> bool:
-    """Whether a process that was found dead *at* that moment on CLOCK_BOOTTIME was killed by its timer.
-
-    False for a process without a timer, and for one that called `DeadMan.kill`, which tells of the loss itself.
-    """
+    """Whether a process that was found dead *at* that moment on CLOCK_BOOTTIME was killed by its timer."""
     owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
     return bool(owner == pid and deadline <= at)
 
@@ -319,8 +288,7 @@ def has_fired(pid: int, at: float) -> bool:
 class DeadMan:
     """One timer of this process, which its forked children do not inherit.
 
-    The kernel has a limited number of timers. So the first `arm` takes one, and `disarm`, or the end of this object,
-    gives it back.
+    The kernel has a limited number of timers, so `disarm`, or the end of this object, gives it back.
     """
 
     def __init__(self) -> None:
@@ -328,7 +296,6 @@ class DeadMan:
         self._over = False
         # `timer_create` itself writes the number, so a signal that raises just after it loses no timer.
         self._timer = ctypes.c_void_p(_NO_TIMER)
-        self._spec = _Itimerspec()
 
     def arm(self, deadline: float) -> None:
         """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed again or disarmed before.
@@ -338,14 +305,13 @@ class DeadMan:
         """
         if self._over:
             return
-        if self._timer.value == _NO_TIMER:
-            event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
-            if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
-                raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
+        create = _function("timer_create")
+        if self._timer.value == _NO_TIMER and create(time.CLOCK_BOOTTIME, _KILL, ctypes.byref(self._timer)) != 0:
+            raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
         _write(deadline)
-        # Seconds and nanoseconds.
-        self._spec.it_value[:] = int(deadline), int(deadline % 1 * 1_000_000_000)
-        _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
+        # `struct itimerspec`: no interval, then seconds and nanoseconds.
+        spec = struct.pack("4l", 0, 0, int(deadline), int(deadline % 1 * 1_000_000_000))
+        _function("timer_settime")(self._timer, _TIMER_ABSTIME, spec, None)
         if self._over:
             # Another thread called `disarm` between these lines.
             self.disarm()

@@ -14,7 +14,7 @@ from celery_singleton_lock.definition.options import LockOptions, OnStoreError
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import Reason, has_ended, unmark, until_expired, workflows_of
+from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import Notes, has_copies, is_later_attempt, redelivered_within
 from celery_singleton_lock.runs.policies import (
     CONTINUED,
@@ -161,10 +161,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
-    if not has_ended(run.task, queued):
-        return False
-    unmark(run.store, run.key, str(queued.task_id), ends_cooldown=False, call_ended=True)
-    return True
+    return unmark_if_ended(run.task, run.key, queued)
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:

@@ -1,9 +1,6 @@
-"""How a call ends: as REVOKED, with the later steps of its canvas, and with its marks in the store.
+"""How a call ends: as REVOKED, with the later steps of its canvas, and with the marks that it has left in the store."""
 
-A call leaves marks while it holds nothing. They end once its message, or the workflow that replaces it, has ended.
-"""
-
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
@@ -29,9 +26,6 @@ from celery_singleton_lock.stores.redis.store import Store
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
 
-# The position of `throw` among the arguments of Celery's `apply`.
-_POSITION_OF_THROW = 6
-
 
 class CallRevoked(TaskRevokedError, SingletonLockError):
     """The call has ended as REVOKED; the error names the call that does the work instead.
@@ -41,12 +35,12 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
         reason: `skipped` (the other call holds the key), `superseded` (the other call runs instead), `replaced` (the
-            other call has taken over), `broken` (a person has asked this call to end), `joined` (this call had joined
-            the other, which was revoked), `unpublished` (the other call stands for this one), or `unanswered` (Redis
-            gave no answer).
+            other call has taken over), `broken` (a person has asked this call to end), `joined` (the other call, which
+            this one had joined, was revoked), `unpublished` (the other call stands for this one), or `unanswered`
+            (Redis gave no answer).
     """
 
-    # The result backend stores this name with each result, so it must stay, even if this file gets another name.
+    # Stored with each result, so this name must stay.
     __module__ = "celery_singleton_lock"
 
     def __init__(self, text: str, key: str, holder_task_id: str | None, reason: Reason) -> None:
@@ -60,7 +54,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Revoked(Ignore):
-    """Ends a task as REVOKED, which is stored once the run holds nothing, or made a result in eager mode."""
+    """Ends a task as REVOKED."""
 
     def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
@@ -77,25 +71,24 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         _end_later_steps(task, error)
 
 
-def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerResult:
-    """Finish the *result* of an `apply` with these arguments: a revoked call is REVOKED, or raises with `throw`."""
+def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> EagerResult:
+    """The result of an `apply`: a revoked call is REVOKED, or raises with *throw*."""
     if not isinstance(result.result, Revoked):
         return result
     error = result.result.error
-    throw = args[_POSITION_OF_THROW] if len(args) > _POSITION_OF_THROW else kwargs.get("throw")
     if throw or (throw is None and task.app.conf.task_eager_propagates):
         raise error
     return EagerResult(result.id, error, states.REVOKED, name=task.name)
 
 
 def _end_later_steps(task: Task, error: CallRevoked) -> None:
-    """End the rest of the chain; Celery itself leaves out groups, and the whole rest if this result is ignored."""
+    """End the rest of the chain. Celery leaves out groups, and the whole rest if this result is ignored."""
     for signature, is_member in tasks_in(task.request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # Count a step only for a chord around the chain. A chord inside never begins, and its body is ended here.
+        # A step counts for a chord around the chain. A chord inside never begins, and its body is ended here.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
@@ -129,18 +122,16 @@ def store_retry_once(kind: Any) -> None:
 # The results of other runs.
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
-"""The tasks that call the items of `map`, `starmap` and `chunks`. Their result is that of all items together."""
+"""The tasks that call the items of `map`, `starmap` and `chunks`, and have one result for all items."""
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """The result backend has, or will have, the result of the holder's run, and every process can read it.
-
-    The result of a call that has ended may be deleted already, so nobody waits for it.
-    """
+    """The result backend has, or will have, the result of the holder's run, and every process can read it."""
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
     # The store does not know the task of a turn, which may be that of an item.
     has_turn = holder.state is HolderState.WAITING
+    # The result of a call that has ended may be deleted already.
     if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:
         return False
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
@@ -158,8 +149,7 @@ def why_unreadable(task: Any) -> str:
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
     """The stored end of the call, if it has ended and its result can be read.
 
-    A task id may be used again, and the end of an earlier call may still be there. So if *since* is given, in
-    microseconds since the epoch, only an end counts that was stored after that moment.
+    An earlier call may have had this task id, so an end from before *since*, in microseconds, does not count.
     """
     if why_unreadable(task):
         return None
@@ -173,19 +163,14 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
 
 
 def _moment_of(kept: Mapping[str, Any]) -> int:
-    """When the result was stored, by a worker's clock, in microseconds since the epoch; 0 if it has no date."""
+    """When the result was stored, by a worker's clock, in microseconds since the epoch; 0 without a date."""
     date = kept.get("date_done")
     date = datetime.fromisoformat(date) if isinstance(date, str) else date
     # Some backends give the date without its zone, which is UTC.
     return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
 
-def store_final_result(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
-    traceback = kept.get("traceback")
-    task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)
-
-
-# The marks that a call has left in the store.
+# The marks that a call has left in the store. They end with its message, or with the workflow that replaces it.
 
 # Seconds for which to try to end a mark.
 _PATIENCE = 60.0
@@ -216,19 +201,29 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """End the marks of a call now, or *in_background* for a main process, which waits for no store.
+    """End the marks of a call now, or *in_background* if the store does not answer, or must not be waited for.
 
-    If the store does not answer, they end in the background as well. See `Store.unmark`, and for *may_arrive*
-    `PendingRelease`.
+    See `Store.unmark`, and for *may_arrive* `PendingRelease`.
     """
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
-    is_answered = False
     if not in_background:
-        with suppress(StoreError):
+        try:
             end()
-            is_answered = True
-    if may_arrive or not is_answered:
+        except StoreError:
+            in_background = True
+    if may_arrive or in_background:
         background.submit(PendingRelease(store, key, clock() + _PATIENCE, end, may_arrive=may_arrive))
+
+
+def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:
+    """End the mark of a queued call if the call, or the workflow that replaces it, has ended.
+
+    For example, Celery stores REVOKED long before the message of the call comes.
+    """
+    has_ended = found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
+    if has_ended:
+        unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)
+    return has_ended
 
 
 # Workflows.
@@ -248,9 +243,8 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
-    If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
-    That call would not be sent, and its caller would wait for a result that nobody stores again. The replaced
-    run may still hold the key, for example in a `finally`; from now on it no longer refuses publishers.
+    If a mark ended later, a caller could get the result, forget it, and publish the next call. That call would be
+    refused, and wait for the forgotten result. The replaced run may still hold the key, for example in a `finally`.
 
     The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """
@@ -258,7 +252,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
         return
     # No task runs in a main process.
     is_main = get_current_task() is None
-    # No error here may keep the step's end from being stored. The next call finds that end, and ends the mark.
+    # The step's end must be stored in any case. The next call finds it, and ends the mark.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -281,14 +275,11 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a method of a result backend that stores an end, so that it calls `end_workflows` first.
-
-    The request is at that *position* behind the task id.
-    """
+    """Wrap a method of a result backend that stores an end; its request is at that *position* behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")
-        # Plain tasks call this, too. `hasattr` is nearly all that they pay.
+        # Cheap, because plain tasks call this, too.
         if hasattr(request, WORKFLOWS):
             end_workflows(backend.app, task_id, vars(request), has_failed=has_failed)
         return store(backend, task_id, *args, **kwargs)
@@ -309,8 +300,7 @@ def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
     return failed
 
 
-# Celery calls one of the last four for each task that ends, also if the task is killed or revoked, or keeps no result.
-# No backend of Celery's overrides one of them.
+# Celery calls one of the last four for each task that ends, even if it keeps no result. No backend overrides them.
 _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Task, "on_replace", _step_by_step),
     (Backend, "mark_as_done", partial(_ending_first, position=1, has_failed=False)),
@@ -322,20 +312,12 @@ _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
 
 @cache
 def look_after_workflows() -> None:
-    """Let this worker end the marks of the workflows whose steps it runs, whoever has written the steps.
+    """Let this worker end the marks of the workflows whose steps it runs.
 
-    The methods are wrapped as they are by now: an agent may have patched them since this library was imported.
+    The methods are wrapped as they are now: an agent may have patched them since this library was imported.
     """
     for owner, name, wrapped in _IN_A_WORKER:
         setattr(owner, name, wrapped(getattr(owner, name)))
-
-
-def has_ended(task: Task, found: Holder) -> bool:
-    """The queued call, or the workflow that replaces it, has ended, and nothing of it will come to end its mark.
-
-    For example, Celery stores REVOKED long before the message of the call comes.
-    """
-    return found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
@@ -355,7 +337,7 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     try:
         notes = Notes() if request.called_directly else notes_of(request)
     except ConfigurationError:
-        # The call's result has this error already.
+        # The call has ended with this error.
         return
     if notes.key and notes.left_something:
         unmark(store_of(task.app), notes.key, text_of(request.id))

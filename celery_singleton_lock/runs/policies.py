@@ -1,4 +1,4 @@
-"""What becomes of a run that finds its key held, and when it asks again. `runs/admission.py` carries it out."""
+"""A policy decides what becomes of a run that finds its key held. `runs/admission.py` carries that out."""
 
 import logging
 import random
@@ -28,7 +28,7 @@ class Refused(NamedTuple):
     outcome: ConflictOutcome
     holder: Holder  # in its way
     words: str = ""  # why the run is skipped, for its result
-    delay: float = 0.0  # in seconds, until the requeued message comes again
+    delay: float = 0.0  # of the requeued message, in seconds
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
@@ -43,7 +43,7 @@ class Policy:
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
     on_conflict: Callable[[Run, Conflict], Refused | WaitsHere]
-    # None: its runs do not wait. A run in a slot must wait for no message, which may need that very slot.
+    # None: its runs do not wait. A run in a slot must wait for no message, which may need that slot.
     waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
@@ -219,14 +219,14 @@ def count_wait(run: Run) -> None:
 
 # Ending with the result of another run.
 
-# Seconds from the release of a lease until its result is stored. A result that is still missing then never comes: the
-# holder has died, or keeps no results.
+# Seconds from the release of a lease until its result is stored. A later result never comes: the holder has died, or
+# keeps no results.
 _RESULT_GRACE = 1.5
 _JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 0}
 
 
 def end_of_joined(run: Run) -> Ended | Refused | None:
-    """What becomes of a run that has joined another; None if the joined run is dead, so this run asks for its lock."""
+    """The decision about a run that has joined another; None if the joined run is dead, so the run asks."""
     joins = run.notes.joins
     (state,) = run.store.survey([run.key])
     for holder in state.holders:
@@ -261,15 +261,14 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
         )
     if outcome == states.FAILURE:
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. An
-    # older fence belongs to an earlier run with this task id. The wait is bounded, because a message may be lost.
+    # A run that goes on by `retry()` or `replace()` may end much later, so `tell_joiners` has stored its fence. An
+    # older fence is that of an earlier run with this task id. The wait is bounded, because a message may be lost.
     goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
-    # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
+    # By the clock of the store, because the call may come to another host each time.
     free_since = run.notes.free_since or state.at
     if state.at - free_since < patience * 1_000_000:
         return _joined(run, Holder.former(run.key, joins), free_since=free_since)
-    # The joined run counts as dead: it has had no lock for too long.
     return None
 
 
@@ -277,10 +276,7 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None
 
 
 def tell_joiners(run: Run) -> None:
-    """Tell the calls that have joined the run to wait for the retry, or the tasks of `replace()`, published next.
-
-    Those may hold no lock yet when the run has released its own.
-    """
+    """Tell the calls that have joined the run to wait for the retry, or the tasks of `replace()`, published next."""
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
         try:

@@ -26,6 +26,8 @@ pytestmark = [
     pytest.mark.timeout(method="thread"),
     # An error in a finalizer vanishes there.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    # Where a signal raises before the `close` of a socket, Python closes it as it is freed.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
     # Celery says so where something is raised outside the body.
     pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning"),
 ]

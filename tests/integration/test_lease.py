@@ -140,16 +140,16 @@ def test_behind_its_deadline_no_lease_has_less_than_no_time(app: Celery, reason:
 @pytest.mark.parametrize(
     ("where", "owner", "name"),
     [
-        ("renewal", Store, "renew"),
+        ("heartbeat", Store, "renew"),
         ("heartbeat", RenewalThread, "_beat"),
-        ("release", Store, "release"),
+        ("background", Store, "release"),
         ("background", Signal, "send"),
     ],
 )
 def test_an_unexpected_error_is_told_and_the_thread_goes_on(
     app: Celery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str, owner: Any, name: str
 ) -> None:
-    own, errors = getattr(owner, name), [ArithmeticError("of ours")] * (2 if where == "release" else 1)
+    own, errors = getattr(owner, name), [ArithmeticError("of ours")] * (2 if name == "release" else 1)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
         if errors:
@@ -159,15 +159,15 @@ def test_an_unexpected_error_is_told_and_the_thread_goes_on(
     lease = Lock("stock", app=app, ttl=6).acquire()
     assert lease is not None
     monkeypatch.setattr(owner, name, fail)
-    if where == "background":
+    if name == "send":
         background.submit(partial(signals.lock_lost.send, sender=None))
-    if where == "release":
+    if name == "release":
         with suppress(ArithmeticError):
             lease.release()
     until(lambda: f"lock.bug where={where}" in caplog.text, "it is told")
 
     assert "ArithmeticError: of ours" in caplog.text
-    if where == "release":
+    if name == "release":
         until(lambda: not store_of(app).holders(lease.key), "it is released all the same")
     else:
         is_renewed(lease)
