@@ -9,16 +9,12 @@ from wsgiref.validate import validator
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back."""
-
     status: int
     headers: dict[str, str]
     body: str
 
 
 class Visitor:
-    """Somebody with a browser."""
-
     def __init__(self, application: Any) -> None:
         self._application = validator(application)
 

@@ -140,7 +140,6 @@ class Cluster:
         return [node for node in self.nodes if node.port in ports]
 
     def owner(self, key: str) -> Node:
-        """The owner of *key*."""
         slot = slot_of(key)
         port = next(port for first, last, port in self._view() if first <= slot <= last)
         return next(node for node in self.nodes if node.port == port)

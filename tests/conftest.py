@@ -39,7 +39,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    """Show the version of Celery."""
     return ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
 
 
@@ -57,7 +56,6 @@ def redis_process() -> Iterator[Server]:
 
 @pytest.fixture
 def valkey(valkey_process: Server) -> Server:
-    """An empty Valkey."""
     with valkey_process.client() as client:
         client.flushall()
     return valkey_process
@@ -65,7 +63,6 @@ def valkey(valkey_process: Server) -> Server:
 
 @pytest.fixture(params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Server:
-    """An empty server of each kind, in turn."""
     process: Server = request.getfixturevalue(f"{request.param}_process")
     with process.client() as client:
         client.flushall()

@@ -8,7 +8,6 @@ _PATIENCE = 180.0
 
 
 def wait_at(recorder: Recorder, gate: str) -> None:
-    """Return once the gate is open."""
     until(lambda: recorder._client.exists(f"gate:{gate}"), f"the gate {gate} opens", timeout=_PATIENCE)
 
 

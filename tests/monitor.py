@@ -46,7 +46,6 @@ class Monitor:
         return bool(released and renewed) and renewed[-1] > released[0]
 
     def about(self, *words: str) -> list[str]:
-        """The commands that contain one of the words."""
         return [command for command in list(self._commands) if any(word in command for word in words)]
 
     def _listen(self) -> None:

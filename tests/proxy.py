@@ -51,7 +51,6 @@ class Proxy:
         self._delay = seconds
 
     def crumble(self) -> None:
-        """Pass each byte alone."""
         self.forward()
         self._crumbles = True
 
@@ -80,7 +79,6 @@ class Proxy:
         return self._lost
 
     def tear_reply(self, to: bytes) -> threading.Event:
-        """Pass half of the next reply to such a request, and close the connection."""
         self._tears = True
         return self.lose_reply(to)
 

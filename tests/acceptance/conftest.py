@@ -38,7 +38,6 @@ def env(valkey_process: Server) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def tasks(valkey: Server) -> Iterator[Any]:
-    """Publish the tasks of `tests.acceptance.app` to the server of the test."""
     # Other modules have made this app theirs, and may have closed its pools.
     forget_connections(app.app)
     store = valkey.url.removesuffix("/0")
@@ -58,7 +57,6 @@ def store(tasks: Any) -> Store:
 
 @pytest.fixture
 def operate(tasks: Any) -> Operate:
-    """Runs the command line with these arguments."""
     return operated(tasks.app)
 
 

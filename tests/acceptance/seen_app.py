@@ -10,8 +10,6 @@ __all__ = ["app"]
 
 
 def importing(name: str, **options: Any) -> Any:
-    """A task that imports the catalogue of a supplier; it may wait at the supplier's gate."""
-
     @app.task(base=SingletonTask, bind=True, name=f"seen: {name}", lock_key=("supplier",), **options)
     def import_catalogue(self: Any, supplier: str, number: int = 0, waits: bool = False, **_: Any) -> int:
         with recorder.body(supplier, self.request.id):

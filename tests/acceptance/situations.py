@@ -146,9 +146,6 @@ class Scene:
         return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))
 
 
-# A conflict in a worker.
-
-
 @situation("A call is skipped")
 def skipped(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"`, the default: another run has the key.
@@ -206,9 +203,6 @@ def replaced(scene: Scene) -> Seen:
     return seen
 
 
-# A conflict where it is published.
-
-
 @situation("A call is not sent")
 def unpublished(scene: Scene) -> Seen:
     """A mode that begins with `until_`: another call is queued or runs.
@@ -219,9 +213,6 @@ def unpublished(scene: Scene) -> Seen:
     result = scene.call(tasks.unique, 2, "the holder")
     scene.open_gate()
     return scene.end(tasks.unique, result)
-
-
-# Something is wrong.
 
 
 @situation("Redis does not answer")

@@ -29,8 +29,6 @@ SLACK = 10.0
 
 
 class Beat(Process):
-    """One `celery beat`, with a schedule file of its own."""
-
     def __init__(self, scheduler: str) -> None:
         schedule = tempfile.mkdtemp(prefix="beat-") + "/schedule"
         options = ("--scheduler", scheduler, "--schedule", schedule, "--pidfile", "")
@@ -49,7 +47,6 @@ class Beat(Process):
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Beat]]:
-    """Starts a beat, and ends it with the test."""
     with ExitStack() as ends:
 
         def start(*arguments: Any) -> Beat:
@@ -70,7 +67,6 @@ def in_django(what: str, name: str, value: str) -> None:
 
 
 def sent(valkey: Server) -> list[dict[str, Any]]:
-    """Messages that wait, oldest first."""
     with valkey.client() as client:
         return [json.loads(message) for message in reversed(client.lrange("celery", 0, -1))]
 
@@ -90,7 +86,6 @@ def all_noted(valkey: Server) -> bool:
 
 
 def times(valkey: Server, entry: str) -> list[float]:
-    """When the messages of an entry were due, in order."""
     return sorted(datetime.fromisoformat(due).timestamp() for name, due in slots(valkey) if name == entry)
 
 

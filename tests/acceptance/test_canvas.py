@@ -24,7 +24,6 @@ valkey, worker = one_worker(6, autouse=True)
 
 @pytest.fixture
 def held(recorder: Recorder) -> Iterator[None]:
-    """Both tasks are held under the key that the canvases use."""
     holders = [task.delay("held", 1, gate="held") for task in (combined.by_policy["skip"], combined.ignoring)]
     until(lambda: len(recorder.events("enter")) > 1, "the holders run")
     yield

@@ -29,7 +29,6 @@ PROMPTLY = 60
 
 
 def of(what: str, task: Any, more: str = "") -> float:
-    """A sample of the page."""
     text = Visitor(application(tasks.app)).get("/metrics").body
     samples = dict(re.findall(r"^singleton_lock_(\S+) (\S+)$", text, re.MULTILINE))
     return float(samples.get(f'{what}{{{more}task="{task.name}"}}', 0))

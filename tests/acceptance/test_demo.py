@@ -34,7 +34,6 @@ class Demo:
         return self.process.returncode
 
     def children(self) -> list[str]:
-        """The processes that the demo has started and that still run."""
         entries = Path("/proc").glob("[0-9]*")
         return [entry.name for entry in entries if entry.name != str(self.process.pid) and self._started(entry)]
 

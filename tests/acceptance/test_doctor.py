@@ -55,8 +55,6 @@ LONG = 30.0
 
 
 class Diagnosis:
-    """The doctor's answer."""
-
     def __init__(self, stdout: str, code: int) -> None:
         said = json.loads(stdout)
         self.ok, self.checks, self.code, self.text = said["ok"], said["checks"], code, stdout
@@ -64,7 +62,6 @@ class Diagnosis:
         assert code == YES if self.ok else code in (NO, AWAY)
 
     def of(self, name: str) -> tuple[bool | None, str]:
-        """The one finding of that name."""
         (check,) = [check for check in self.checks if check["name"] == name]
         return check["ok"], check["detail"]
 
@@ -86,7 +83,6 @@ AppOf = Callable[..., Celery]
 
 @pytest.fixture
 def app_of() -> Iterator[AppOf]:
-    """Makes an app with one task, whose locks are where one says."""
     made: list[Celery] = []
 
     def make(url: str, name: str = "task", settings: dict[str, Any] | None = None, **options: Any) -> Celery:
@@ -111,7 +107,6 @@ def examined(app: Celery, *arguments: str) -> Diagnosis:
 
 
 def on_command_line(env: dict[str, str], *arguments: str) -> Diagnosis:
-    """As a user types it."""
     command = [*CELERY, "singleton", "doctor", "--json", *arguments]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr, done.stderr
@@ -149,13 +144,11 @@ def test_dead_beats_are_noted_with_the_last_leader_and_are_no_fault(own: Server,
 
 
 def beat_leads(app: Celery) -> str:
-    """The metric."""
     lines = Visitor(application(app)).get("/metrics").body.splitlines()
     return next(line.split()[1] for line in lines if line.startswith("singleton_lock_beat_leads "))
 
 
 def lines_for_people(app: Celery) -> tuple[list[tuple[str, ...]], Any]:
-    """Verdict, name and detail of each check, and how the command has ended."""
     done = invoked(app, "doctor", *AT_LEISURE)
     return [tuple(re.split(r" {2,}", line, maxsplit=2)) for line in done.stdout.splitlines()], done
 
@@ -246,7 +239,6 @@ def evicted(client: Any) -> None:
 
 
 def crowded(client: Any) -> list[Any]:
-    """Other clients, which keep four of five connections."""
     configured(client, maxclients=40)
     others = [client.connection_pool.make_connection() for _ in range(32)]
     for other in others:

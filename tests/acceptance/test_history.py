@@ -53,7 +53,6 @@ def history(app: Celery, *arguments: str) -> list[dict[str, Any]]:
 
 
 def skip(app: Celery, task_id: str = "", supplier: str = "7") -> None:
-    """A call that meets a holder, in this process."""
     task = app.tasks["shop.catalogue"]
     held = Claim(task.lock_key_for(supplier, ""), "token-a", 60.0, facts=Facts("the-holder", hostname="w1@web", pid=7))
     store_of(app).acquire(held)
@@ -154,7 +153,6 @@ def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(ap
 
 
 def recent(app: Celery) -> str:
-    """The page's words about a past that it does not know."""
     page = Visitor(application(app)).get().body
     assert "Last hour: not known" in page
     assert "What has happened is not known" in page
@@ -190,7 +188,6 @@ def test_an_event_of_an_outage_is_written_once_the_store_is_back(app: Celery, va
 
 
 def outcomes(operate: Operate, task: Any) -> list[tuple[str, str | None, str | None]]:
-    """The events of a task: event, outcome and task id."""
     events = json.loads(operate("history", "--json").stdout)
     return [(each["event"], each["outcome"], each["task_id"]) for each in events if each["task_name"] == task.name]
 

@@ -55,9 +55,6 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(caplog: pytest.Log
     assert len(published) == (name == "failing_in_the_queue")
 
 
-# In the log.
-
-
 @pytest.mark.prove
 def test_the_log_has_it_where_one_says_so_and_names_what_has_died(recorder: Recorder) -> None:
     env = {"TEST_LOG_LABELS": "yes", "TEST_TTL": "8"}

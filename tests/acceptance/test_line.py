@@ -27,13 +27,11 @@ SOON = 40
 
 
 def line_of(task: Any, key: str = "k") -> list[str]:
-    """The task ids of those that wait."""
     return [turn.task_id for turn in task.lock_state(key).turns]
 
 
 @contextmanager
 def held(tasks: Any, recorder: Recorder, key: str = "k") -> Iterator[Any]:
-    """A run has the lock for so long; its result."""
     result = tasks.by_policy["reschedule"].delay(key, -1, gate=f"the end of {key}")
     until(lambda: [event for event in recorder.events("enter") if event.key == key], "the holder runs")
     try:
@@ -43,7 +41,6 @@ def held(tasks: Any, recorder: Recorder, key: str = "k") -> Iterator[Any]:
 
 
 def in_line(task: Any, number: int, key: str = "k", **options: Any) -> list[Any]:
-    """So many calls more that wait for the lock; in the order in which they were published."""
     before = len(line_of(task, key))
     results = [task.apply_async((key, n), **options) for n in range(number)]
     until(lambda: len(line_of(task, key)) == before + number, f"{number} more wait")
@@ -51,7 +48,6 @@ def in_line(task: Any, number: int, key: str = "k", **options: Any) -> list[Any]
 
 
 def heard_by(server: Server, number: int, key: str, timeout: float = SOON) -> None:
-    """Wait until the workers listen for so many turns."""
     with server.client(database=2) as client:
         until(lambda: len(client.pubsub_channels(f"{key}:@*")) == number, f"they listen for {number}", timeout=timeout)
 

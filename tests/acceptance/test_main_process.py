@@ -83,7 +83,6 @@ def test_the_main_process_makes_no_model(recorder: Recorder) -> None:
 
 
 def makers_of(recorder: Recorder, what: str) -> set[int]:
-    """The processes that have made some."""
     return {int(pid) for pid in recorder._client.smembers(f"makers of {what}")}
 
 

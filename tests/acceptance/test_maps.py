@@ -19,7 +19,6 @@ valkey, worker = one_worker(4, autouse=True)
 
 @pytest.fixture
 def held(recorder: Recorder) -> Iterator[Any]:
-    """Begins a run that holds its key until the test ends."""
     gates = []
 
     def begins(task: Any, key: str) -> None:

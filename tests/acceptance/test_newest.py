@@ -34,7 +34,6 @@ def numbers(recorder: Recorder) -> list[int]:
 
 
 def ends_for(newest: Any, *older: Any) -> None:
-    """Each older call ends in favour of a newer one that had been sent."""
     for number, each in enumerate(older):
         with pytest.raises(CallRevoked) as revoked:
             each.get(timeout=SOON)

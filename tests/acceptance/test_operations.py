@@ -103,7 +103,6 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
 
 
 def on_a_terminal(*arguments: str) -> str:
-    """The text that a command shows there."""
     ours, inside = os.openpty()
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", *arguments]
     with subprocess.Popen(command, stdout=inside, stdin=inside) as process:
@@ -182,7 +181,6 @@ def test_an_app_that_is_not_given_is_said_as_such(command: str) -> None:
 
 
 def on_command_line(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As a user types it."""
     command = [sys.executable, "-m", "celery", *arguments]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
@@ -248,7 +246,6 @@ def test_what_became_of_a_call_is_shown(operate: Operate, worker: Worker, record
 
 
 def now_of(said: str) -> str:
-    """The line of `show` that says what a call does now."""
     (now,) = re.findall(r"^now +(.*)$", said, re.MULTILINE)
     return str(now)
 
@@ -467,8 +464,6 @@ def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(operate: Operate, s
 
 
 class Terminal:
-    """A `break` that asks a person."""
-
     def __init__(self, *arguments: str) -> None:
         self._keyboard, inside = os.openpty()
         command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "break", *arguments]
@@ -478,14 +473,12 @@ class Terminal:
         self._said = ""
 
     def is_asked(self) -> None:
-        """The question is there."""
         while "[y/N]" not in self._said:
             letter = self._process.stdout.read(1)
             assert letter, self._said
             self._said += letter
 
     def answers(self, text: str) -> tuple[int, str]:
-        """The exit code, and all that was said."""
         os.write(self._keyboard, text.encode())
         said, _ = self._process.communicate(timeout=30)
         os.close(self._keyboard)

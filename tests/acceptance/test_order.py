@@ -65,7 +65,6 @@ def in_order(tasks: Any, recorder: Recorder, valkey: Server, break_while: str) -
 
 
 def idle(both: list[Worker], recorder: Recorder) -> Worker:
-    """The worker that does not run the holder."""
     holder = recorder.events("enter")[0]
     (other,) = [each for each in both if each.pid != os.getpgid(holder.pid)]
     return other

@@ -45,14 +45,11 @@ def reader() -> Visitor:
 
 
 def words_in(page: str) -> str:
-    """The text that a person reads."""
     without_style = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", without_style)).split())
 
 
 class Parsed(HTMLParser):
-    """Tags and attributes, as a browser sees them."""
-
     def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: set[str] = set()
@@ -271,7 +268,6 @@ def test_a_missing_extra_is_one_line_with_the_command_to_type(
 
 @contextmanager
 def served(valkey: Server, *arguments: str, **env: str) -> Iterator[str]:
-    """The address of a page that the command serves."""
     store = valkey.url.removesuffix("/0")
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "web", "--bind", "127.0.0.1:0", *arguments]
     given = {**os.environ, "TEST_STORE": valkey.url, "TEST_LOCKS": f"{store}/2", "PYTHONUNBUFFERED": "1", **env}

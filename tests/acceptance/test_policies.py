@@ -26,7 +26,6 @@ def worker(broker: str, tasks_by_broker: Any) -> Iterator[Worker]:
 
 
 def hold(recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS, gate: str | None = None) -> list[Any]:
-    """Runs that have begun, one for each key."""
     held = [tasks.by_policy[policy].delay(key, 1, seconds, gate=gate) for key in keys]
     until(lambda: len(recorder.events("enter")) == len(keys), "the holders run")
     return held
@@ -38,7 +37,6 @@ def before_the_gate(policy: str) -> int:
 
 
 def met(worker: Worker) -> set[str]:
-    """The calls that have met a holder, however often they have come."""
     return set(re.findall(r"lock\.(?:conflict|waiting) .*task_id=(\S+) holder=", worker.log()))
 
 

@@ -26,7 +26,6 @@ valkey = one_valkey()
 
 @pytest.fixture
 def tasks(valkey: Server, rabbit: str) -> Iterator[None]:
-    """Publish the tasks of `quorum_app` instead."""
     base = valkey.url.removesuffix("/0")
     quorum.app.conf.update(broker_url=rabbit, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
     yield

@@ -63,7 +63,6 @@ def log_of(pair: list[Worker]) -> str:
 
 
 def by_its_name(args: Any, kwargs: Any) -> Any:
-    """A call without our notes, as another service sends it."""
     return combined.app.send_task(combined.late["skip"].name, args, kwargs)
 
 
@@ -293,7 +292,6 @@ FAULTS = [
 
 
 def copies() -> Iterator[Any]:
-    """Each fault with each number of seconds after which the copy comes."""
     for fault, later in product(FAULTS, (1, 8, 60)):
         is_quick = later == 8 and fault in FAULTS[1:3]
         # A second after an outage, the store has yet to learn of the end of a run that it has never seen.

@@ -89,9 +89,6 @@ def test_a_count_that_is_no_number_hides_no_other(store: Store) -> None:
     assert 'singleton_lock_acquired_total{task="shop.import"} 3.0' in metrics
 
 
-# Queued calls.
-
-
 def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(operate: Operate, store: Store) -> None:
     task = tasks.by_mode["until_executed"]
     ages = {"id-young": 5.0, "id-old": 500.0, "id-middle": 50.0}
@@ -151,7 +148,6 @@ QUEUES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def put_by(url: str, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]) -> Celery:
-    """An app that has published one call with these options."""
     app = Celery("put", broker=url, set_as_current=False)
     app.conf.update({"singleton_lock_url": url.removesuffix("/0") + "/2", **settings})
 
@@ -196,9 +192,6 @@ def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None
         app.tasks["found.put"].apply_async()
 
     assert asked == ["found.put"]
-
-
-# Turns.
 
 
 def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:

@@ -25,12 +25,10 @@ BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfi
 
 
 def env_of(*tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
-    """The environment of processes with those tasks, by default one, and settings."""
     return {"TEST_TASKS": json.dumps(tasks or [{}]), "TEST_SETTINGS": json.dumps(settings)}
 
 
 def app_of(url: str, **options: Any) -> Celery:
-    """An app with one task, in this process."""
     app = Celery("start", broker="memory://", set_as_current=False)
     app.conf.singleton_lock_url = url
 
@@ -53,8 +51,6 @@ Start = Callable[[dict[str, str]], "Starting"]
 
 
 class Starting(Process):
-    """A worker, or a beat, that may not start."""
-
     def __init__(self, env: dict[str, str], *command: str) -> None:
         super().__init__(APP, env, *command)
 
@@ -62,7 +58,6 @@ class Starting(Process):
         return [line for line in self.log().splitlines() if event in line]
 
     def refused(self) -> list[str]:
-        """The lines that say why it did not start."""
         until(lambda: self._process.poll() is not None or self.has_started(), "it ends, or starts", timeout=60)
         assert not self.has_started(), self.log()
         assert self._process.wait() == 1
@@ -107,7 +102,6 @@ def beat(tmp_path: Path) -> Iterator[Callable[..., Starting]]:
 
 @pytest.fixture(params=["worker", "beat"])
 def start(request: pytest.FixtureRequest) -> Start:
-    """A worker and a beat, in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
@@ -244,8 +238,6 @@ class Mixed(Threads):
 
 
 class Children(prefork.TaskPool):
-    """Celery's, and something at its start."""
-
     def on_start(self) -> None: ...
 
 
@@ -292,7 +284,6 @@ def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey
 
 @contextmanager
 def closed() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """A store that is not running yet, and what starts it."""
     server = Server("valkey")
     try:
         yield server.url, server.start
@@ -302,7 +293,6 @@ def closed() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 @contextmanager
 def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """A store that is silent, and what makes it answer."""
     with running("valkey") as server, Proxy(server.port) as proxy:
         proxy.black_hole()
 
@@ -340,7 +330,6 @@ def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) 
 
 @pytest.fixture(params=[closed, black_hole])
 def away(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """A store that is away, in each way, and what brings it back."""
     with request.param() as store:
         yield store
 
@@ -382,7 +371,6 @@ runpy.run_module("celery", run_name="__main__")
 
 
 def celery(*arguments: str) -> tuple[str, set[str]]:
-    """The output of a command, and the modules of the library that it loads."""
     command = [sys.executable, "-c", LOADED, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,6 @@ from tests.workers import Worker, workers
 
 @pytest.fixture
 def store() -> Iterator[Server]:
-    """A store of locks that is not running yet."""
     server = Server("valkey")
     yield server
     server.close()

@@ -34,7 +34,6 @@ def running(recorder: Recorder, task: Any, key: str, *args: Any, **kwargs: Any) 
 
 
 def waits(worker: Worker, result: Any) -> None:
-    """Wait until the call has met the holder, or has ended."""
     until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
 
 
@@ -138,8 +137,6 @@ def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, 
 
 
 def met(worker: Worker, recorder: Recorder, result: Any) -> Any:
-    """It runs or waits."""
-
     def runs() -> bool:
         return any(event.run == result.id for event in recorder.events("enter"))
 
@@ -150,7 +147,6 @@ def met(worker: Worker, recorder: Recorder, result: Any) -> Any:
 
 
 def since(event: Event) -> float:
-    """Seconds on the clock of the record."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - event.at
 
 

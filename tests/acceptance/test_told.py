@@ -69,8 +69,6 @@ ELSEWHERE = {
 
 @dataclass
 class Told:
-    """The lines, events, metrics and columns of that night."""
-
     lines: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
@@ -104,12 +102,10 @@ class Night:
         until(is_there, f"the log says {event} {facts}", timeout=PROMPTLY)
 
     def runs(self, *results: Any, name: str = "enter") -> None:
-        """They are in their bodies."""
         ids = {result.id for result in results}
         until(lambda: ids <= {event.run for event in self.recorder.events(name)}, f"{name}: {ids}", timeout=PROMPTLY)
 
     def look(self, form: str, *command: str) -> Any:
-        """At what a command writes in JSON."""
         said = json.loads(invoked(tasks.app, *command, "--json").stdout)
         rows = said if isinstance(said, list) else [said]
         self.told.columns.setdefault(form, set()).update(*(row.keys() for row in rows))
@@ -243,7 +239,6 @@ class Night:
         successor.get(timeout=PROMPTLY)
 
     def no_way_back(self) -> None:
-        """A call cannot go back to the broker."""
         with tasks.waits.lock_for("unroutable"):
             waiting = tasks.waits.delay("unroutable")
             self.is_told("lock.publish_failed", task_id=waiting.id)
@@ -259,7 +254,6 @@ class Night:
 
 @contextmanager
 def heard_by_a_monitor(server: Server, events: list[dict[str, Any]]) -> Iterator[None]:
-    """Keep the events of workers, as Flower hears them."""
     with tasks.app.connection_for_read() as connection, server.client() as client:
         receiver = tasks.app.events.Receiver(connection, handlers={"*": events.append})
         listens = Thread(target=receiver.capture, kwargs={"limit": None, "timeout": None, "wakeup": False})
@@ -289,7 +283,6 @@ def written_here(path: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
-    """Play the situations of one night, one after the other."""
     told, log = Told(), tmp_path_factory.mktemp("told") / "log"
     with ExitStack() as stack:
         enter = stack.enter_context

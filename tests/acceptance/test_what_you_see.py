@@ -29,7 +29,6 @@ key, `<n>` a number, other words in angle brackets are task ids. [The log](log.m
 
 @pytest.fixture(scope="module")
 def seen(valkey_process: Server) -> Iterator[dict[str, Seen]]:
-    """Play all situations at once."""
     with valkey_process.client() as client:
         client.flushall()
     base = valkey_process.url.removesuffix("/0")
@@ -63,7 +62,6 @@ def seen(valkey_process: Server) -> Iterator[dict[str, Seen]]:
 
 
 def section(one: Situation, seen: Seen) -> str:
-    """Of the page."""
     circumstances, _, advice = one.text.partition("\n\n")
     log = "\n".join(seen.log)
     shown = f"```text\n{log}\n```" if log else "The log has no line of this library."
@@ -72,7 +70,6 @@ def section(one: Situation, seen: Seen) -> str:
 
 
 def text(seen: dict[str, Seen]) -> str:
-    """The page."""
     return HEAD + "".join(section(one, seen[one.name]) for one in SITUATIONS)
 
 

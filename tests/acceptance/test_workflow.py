@@ -21,7 +21,6 @@ GATE = "it goes on"
 
 
 def begun(recorder: Recorder, task: Any, kind: str, **options: Any) -> Any:
-    """A workflow that waits in one of its steps."""
     before = len(recorder.events("enter"))
     first = task.apply_async(("k", kind, GATE), **options)
     waiting = 3 if kind == "failing last" else 2

@@ -16,7 +16,6 @@ __all__ = ["app", "by_mode", "by_policy"]
 
 
 def handler_to(path: str) -> logging.Handler:
-    """Writes each line of the log, as its columns."""
     handler = logging.FileHandler(path)
     handler.setFormatter(JsonFormatter("%(levelname)s"))
     return handler
@@ -52,8 +51,6 @@ if "TEST_LOG" in os.environ:
 
 
 def stubborn(name: str, **options: Any) -> Any:
-    """A task that is asked to stop, and takes its time."""
-
     @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), **options)
     def takes_its_time(self: Any, key: str, gate: str, seconds: float = 600.0) -> None:
         try:

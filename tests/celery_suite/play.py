@@ -44,8 +44,6 @@ BOUND = 120
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test, or a part of a test, has ended."""
-
     test: str
     outcome: str
     why: str = field(compare=False)
@@ -127,7 +125,6 @@ def _fetch() -> None:
 
 
 def _unpack(directory: Path) -> None:
-    """Its tests, as a package `t` in this folder."""
     with tarfile.open(_archive()) as archive:
         for member in archive.getmembers():
             inside = member.name.partition("/")[2]

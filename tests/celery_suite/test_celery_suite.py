@@ -67,7 +67,6 @@ PART = (
 
 @pytest.fixture
 def requirements() -> None:
-    """Skip without the packages that Celery's tests import."""
     for name in ("pydantic", "pytest_timeout"):
         if find_spec(name) is None:
             missing(f"{name} is not installed")

@@ -32,8 +32,6 @@ class RefusedError(Exception):
 
 
 class Locked(Recorded, SingletonTask):
-    """A task of ours."""
-
     abstract = True
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
@@ -43,8 +41,6 @@ class Locked(Recorded, SingletonTask):
 
 
 class Unlocked(Recorded, Task):
-    """A task without a lock: the other steps of a canvas."""
-
     abstract = True
 
 
@@ -61,7 +57,6 @@ def send_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> N
 
 
 def end(task: Any, ending: str) -> None:
-    """End as the script says."""
     if ending == "raise":
         raise ValueError(ending)
     if ending == "ignore":
@@ -94,7 +89,6 @@ def key_by_code(key: str, number: int = 0, script: Mapping[str, Any] | None = No
 
 
 def make_task(app: Celery, task: Mapping[str, Any]) -> None:
-    """Register what declares these options."""
     options: dict[str, Any] = {f"lock_{name}": task[name] for name in ("mode", "limit", "min_hold")}
     options |= {f"lock_{name}": task[name] for name in ("wait_timeout", "queue_ttl") if task[name] is not None}
     if task["autoretry"]:

@@ -122,7 +122,6 @@ REASONS: dict[str, list[dict[str, tuple[Any, ...]]]] = {
 
 
 def plain() -> dict[str, Any]:
-    """The plainest row."""
     return {name: values[0] for name, values in FACTORS.items()}
 
 

@@ -12,8 +12,6 @@ from tests.runs.rules import Run
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a call, as its sender reads it."""
-
     call: int
     task_id: str = ""
     sent: float = 0.0
@@ -39,8 +37,6 @@ class History:
 
 @dataclass(frozen=True)
 class Refused:
-    """A conflict of a call; `by` is the task id of the holder."""
-
     task_id: str
     key: str
     at: float
@@ -50,8 +46,6 @@ class Refused:
 
 @dataclass
 class Known:
-    """The facts that the rules read."""
-
     history: History
     bodies: list[Run]
     refused: list[Refused] = field(default_factory=list)

@@ -45,8 +45,6 @@ _A_MOMENT = 1e15
 
 @dataclasses.dataclass(frozen=True)
 class Played:
-    """A program that was played, and what was found."""
-
     program: Program
     history: History
     findings: list[Finding]
@@ -116,7 +114,6 @@ class Part:
             self._strike(call, result)
 
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
-        """The result of the call, and the result of its canvas, if there is one."""
         app, task = self._stage.app, self._task(call)
         key = self.key + OTHER if call.other else self.key
         args = (key, call.number, self._script(call))
@@ -251,7 +248,6 @@ class Part:
         return [task.lock_key_for(label, 0, None) for label in self._labels()]
 
     def _ids(self) -> set[str]:
-        """The task ids of its calls."""
         return {answer.task_id for answer in self.answers.values()}
 
     def events(self) -> list[Event]:
@@ -290,7 +286,6 @@ def _canvas(place: str, own: Any, step: Any) -> Any:
 
 
 def _find(result: Any, task_id: str) -> AsyncResult | None:
-    """The result with this id in those of a canvas."""
     if result is None or result.id == task_id:
         return result
     for child in getattr(result, "results", None) or ():

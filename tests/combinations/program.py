@@ -25,8 +25,6 @@ _WORK = (0.1, 0.5, 1.2, 2.5)
 
 @dataclass(frozen=True)
 class Call:
-    """One call."""
-
     task: int = 0
     number: int = 0
     at: float = 0.0
@@ -47,8 +45,6 @@ class Call:
 
 @dataclass(frozen=True)
 class Program:
-    """The factors of a stage, the options of the tasks, and the calls."""
-
     stage: dict[str, Any]
     tasks: tuple[dict[str, Any], ...]
     calls: tuple[Call, ...]
@@ -59,7 +55,6 @@ class Program:
 
     @property
     def limit(self) -> int:
-        """The largest that is in use."""
         return max(int(task["limit"]) for task in self.tasks)
 
     @property
@@ -78,17 +73,14 @@ class Program:
 
 
 def tasks_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
-    """The options of all their tasks, each once."""
     return list({json.dumps(task): task for program in programs for task in program.tasks}.values())
 
 
 def bare_task() -> dict[str, Any]:
-    """The options of a task that declares none."""
     return {name: values[0] for name, values in TASK.items()} | {"limit": 1}
 
 
 def read(line: str) -> Program:
-    """The program of a line."""
     told = json.loads(line)
     stage = {name: values[0] for name, values in STAGE.items()} | told["stage"]
     tasks = tuple(bare_task() | task for task in told["tasks"])

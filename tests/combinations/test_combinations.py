@@ -32,6 +32,5 @@ def test_combinations_of_a_fixed_seed_break_no_promise() -> None:
 
 
 def played(done: subprocess.CompletedProcess[str]) -> int:
-    """How many programs the last but one line speaks of."""
     told = re.search(r"^(\d+) programs, \d+ failed, in", done.stdout, re.MULTILINE)
     return int(told[1]) if told else 0

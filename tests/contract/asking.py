@@ -67,7 +67,6 @@ def again(wanted: Claim, **more: Any) -> Claim:
 
 
 def delivery(token: str, task_id: str = "a", attempt: int = 0, **more: Any) -> Claim:
-    """One of the deliveries of a message."""
     facts = Facts(task_id=task_id, attempt=attempt)
     return Claim(KEY, token, 30.0, facts=facts, may_be_copy=True, **more)
 
@@ -159,8 +158,6 @@ def tokens(holders: Sequence[Holder]) -> list[str]:
 
 
 class Contract:
-    """What the chapters need."""
-
     @pytest.fixture
     def store(self) -> Store:
         raise NotImplementedError
@@ -170,7 +167,6 @@ class Contract:
         raise NotImplementedError
 
     def now(self) -> float:
-        """Seconds on a clock that goes with the store's."""
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:

@@ -32,9 +32,6 @@ SLACK = 4.0
 """Seconds by which a busy machine may exceed a bound."""
 
 
-# A crash.
-
-
 @pytest.mark.parametrize("kind", SERVERS)
 def test_the_dead_of_a_long_line_are_passed_in_short_steps(kind: str) -> None:
     dead = 1_500
@@ -54,9 +51,6 @@ def test_the_dead_of_a_long_line_are_passed_in_short_steps(kind: str) -> None:
         steps, told = stats["cmdstat_evalsha"]["calls"], stats["cmdstat_publish"]["calls"]
         assert dead <= told <= dead + 5 * steps
         assert told / steps <= 250
-
-
-# Stores that do not answer.
 
 
 def refused_port(cleanup: ExitStack) -> Store:

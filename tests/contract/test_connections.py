@@ -29,9 +29,6 @@ def proxy(valkey: Server) -> Iterator[Proxy]:
         yield proxy
 
 
-# Databases.
-
-
 def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
     server = valkey.url.removesuffix("/0")
     named = [("/3", {}), ("?db=3", {}), ("", {"db": 3}), ("", {}), ("/0", {}), ("/", {})]
@@ -46,9 +43,6 @@ def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
     assert not seen[0] & seen[3]
 
 
-# Distance.
-
-
 @pytest.fixture
 def far(far_line: Proxy, tmp_path: Path) -> str:
     """The URL of a store with TLS, a password and a database, whose every reply takes 0.4 s."""
@@ -57,7 +51,6 @@ def far(far_line: Proxy, tmp_path: Path) -> str:
 
 @pytest.fixture
 def far_line(tmp_path: Path) -> Iterator[Proxy]:
-    """What leads to it."""
     own, key = certificate(tmp_path)
     port = free_port()
     files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-auth-clients", "no")

@@ -47,9 +47,6 @@ def assert_that_all_works(store: Store) -> None:
     assert store.release(MINE, 1) == RELEASED
 
 
-# Tokens.
-
-
 def test_a_token_that_is_replaced_is_asked_for_again(own: Server) -> None:
     take_only(own, "first")
     provider = Tokens()
@@ -93,9 +90,6 @@ def test_a_provider_that_fails_is_as_good_as_a_store_that_is_away(own: Server) -
     provider.is_away = False
     assert_that_all_works(store)
     store.close()
-
-
-# Sockets and certificates, as Celery spells them.
 
 
 @pytest.mark.prove

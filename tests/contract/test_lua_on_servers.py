@@ -50,7 +50,6 @@ VERBS: dict[str, Callable[[Store], Any]] = {
 
 
 def warmed_up(store: Store) -> Store:
-    """With open connections and loaded scripts."""
     store.acquire(MINE)
     store.renew([MINE], 1.0)
     store.release(MINE, 1)
@@ -90,9 +89,6 @@ def test_a_large_renewal_goes_in_parts(server: Server, store: Store) -> None:
     assert [len(re.findall(r" k\d+", command)) for command in sent] == [50, 50, 50, 50, 20]
 
 
-# What they survive.
-
-
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
     store: Store, client: Any, verb: Callable[[Store], Any]
@@ -107,7 +103,6 @@ def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
 
 @pytest.fixture
 def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
-    """Let the server be out of memory from now on."""
     client.config_set("maxmemory-policy", "noeviction")
     yield lambda: client.config_set("maxmemory", 1)
     client.config_set("maxmemory", 0)

@@ -28,9 +28,6 @@ AT_ONCE = 4.0
 """Far less than the bound of an acquire, on a machine with other things to do."""
 
 
-# What passes.
-
-
 def wants_replicas(client: Any) -> Callable[[], Any]:
     client.config_set("min-replicas-to-write", 1)
     return lambda: client.config_set("min-replicas-to-write", 0)
@@ -75,9 +72,6 @@ def test_an_address_that_has_moved_is_followed_although_the_old_server_still_ans
         assert watch.seconds < AT_ONCE
         with new.client() as client:
             assert not client.exists(KEY)
-
-
-# What never passes.
 
 
 RIGHTS = {

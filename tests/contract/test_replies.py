@@ -22,7 +22,6 @@ def proxy(valkey: Server) -> Iterator[Proxy]:
 
 @pytest.fixture
 def store(proxy: Proxy) -> Iterator[Store]:
-    """A store behind the proxy, with its connections open and its scripts known."""
     store = Store(proxy.url, {})
     other = Claim("singleton:v3:{other:00}", "a", 30.0)
     store.acquire(other)
@@ -34,13 +33,9 @@ def store(proxy: Proxy) -> Iterator[Store]:
 
 @pytest.fixture
 def direct(valkey: Server) -> Iterator[Store]:
-    """A store that sees what really happened."""
     store = Store(valkey.url, {})
     yield store
     store.close()
-
-
-# Late replies.
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -95,9 +90,6 @@ def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_ne
     assert isinstance(store.acquire(MINE), Conflict)
 
 
-# Replies in pieces.
-
-
 def test_a_reply_that_comes_byte_by_byte_is_read_whole(proxy: Proxy, store: Store, direct: Store) -> None:
     direct.acquire(Claim(KEY, "holder", 30.0, facts=Facts("the-holder", label="ä")))
     proxy.crumble()
@@ -121,9 +113,6 @@ def test_the_half_of_a_reply_is_not_taken_for_a_part_of_the_next(proxy: Proxy, s
     assert store.time(KEY) is not None
 
 
-# Stores that come back.
-
-
 def test_an_acquire_outlasts_a_short_outage(proxy: Proxy, store: Store) -> None:
     proxy.reset()
     threading.Timer(0.5, proxy.forward).start()
@@ -141,9 +130,6 @@ def test_a_connection_that_was_closed_while_idle_costs_no_answer(proxy: Proxy, s
     proxy.cut()
 
     assert ask(store)
-
-
-# Lost replies.
 
 
 def test_a_grant_whose_reply_was_lost_is_recognised_as_our_own(proxy: Proxy, store: Store, direct: Store) -> None:

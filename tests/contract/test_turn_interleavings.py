@@ -46,8 +46,6 @@ class Call:
 
 @dataclass
 class World:
-    """One lock, and all that can happen around it."""
-
     store: MemoryStore
     calls: list[Call] = field(default_factory=list)
     now: float = 0.0

@@ -103,7 +103,6 @@ TASKS = {(ttl, late): task_of(ttl, late=late) for ttl in (SHORT, LONG) for late 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3, lock_on_conflict="reschedule")
 def aborted(self: Any, key: Any, seconds: float) -> str:
-    """Sleep in one go, or in slices where the pool runs threads."""
     with recorder.body(key, self.request.id):
         try:
             nap(seconds)
@@ -136,7 +135,6 @@ def nap(seconds: float) -> None:
     lock_on_conflict="reschedule",
 )
 def killed(self: Any, key: Any, seconds: float) -> str:
-    """Write a tick every 20 ms."""
     recorder.write("enter", key, self.request.id)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -148,6 +146,5 @@ def killed(self: Any, key: Any, seconds: float) -> str:
 
 @app.task(base=SingletonTask, bind=True, lock_on_lost=killed.lock_on_lost)
 def forgotten_at_its_end(self: Any) -> str:
-    """Run until the store has forgotten the lock."""
     store_of(app).call("DEL", self.lock.key)
     return "ran"

@@ -18,5 +18,4 @@ def env(valkey: Server) -> dict[str, str]:
 
 
 def begun(recorder: Recorder, name: str = "enter") -> Event:
-    """The first of its kind, once it has come."""
     return until(lambda: recorder.events(name), "the run has begun")[0]

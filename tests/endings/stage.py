@@ -23,8 +23,6 @@ WORKERS_AT_ONCE = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """The observations of one ending on one pool."""
-
     freed_after: float
     overlaps: list[tuple[Event, Event]]
     renewed_after_release: list[str]
@@ -33,8 +31,6 @@ class Outcome:
 
 
 class Stage:
-    """One pool and its surroundings."""
-
     def __init__(self, column: str, server: Server) -> None:
         self._server = server
         self.pool, _, acks = column.partition(", ")

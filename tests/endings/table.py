@@ -19,7 +19,6 @@ afterwards. Each cell was found on a real worker by `tests/endings` (`make endin
 
 
 def text() -> str:
-    """The page."""
     notes: dict[str, str] = {}
     alike: dict[tuple[str, ...], list[str]] = {}
     for ending in ENDINGS:

@@ -50,5 +50,4 @@ def test_a_child_outlives_the_timer_of_its_last_task(env: dict[str, str], record
 
 
 def timers(pid: int) -> int:
-    """How many the kernel keeps for a process."""
     return Path(f"/proc/{pid}/timers").read_text().count("notify:")

@@ -15,7 +15,6 @@ kept: set[tuple[str, str]] = set()
 
 @pytest.fixture(scope="module")
 def found(request: pytest.FixtureRequest, valkey_process: Server) -> dict[str, Outcome]:
-    """How all endings went on one pool."""
     with Stage(request.param, valkey_process) as stage:
         return stage.play_all()
 

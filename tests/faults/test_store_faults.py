@@ -24,7 +24,6 @@ SLACK = 3.0
 
 @pytest.fixture
 def reasons() -> Iterator[list[str]]:
-    """Why leases were lost."""
     told: list[str] = []
 
     def is_told(reason: str, **_: Any) -> None:
@@ -67,7 +66,6 @@ def is_told_in_time(lease: Lease) -> None:
 
 
 def is_free_within_ttl(server: Server) -> int:
-    """Somebody else gets the lock; returns the fence."""
     lock = Lock("stock", url=server.url, ttl=TTL)
     lease = lock.acquire(timeout=20)
     assert lease is not None

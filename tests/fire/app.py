@@ -48,8 +48,6 @@ class StruckError(Exception):
 
 
 class Locked(Recorded, SingletonTask):
-    """A task of ours."""
-
     abstract = True
 
 

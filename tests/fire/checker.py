@@ -37,8 +37,6 @@ class Call:
 
 @dataclass(frozen=True)
 class Remains:
-    """Leftovers once all is healed."""
-
     drained: bool = True
     messages: int = 0
     holders: Sequence[str] = ()
@@ -48,8 +46,6 @@ class Remains:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known."""
-
     events: Sequence[Event]
     calls: Sequence[Call] = ()
     remains: Remains = Remains()
@@ -57,8 +53,6 @@ class History:
 
 @dataclass
 class Verdict:
-    """The findings, the counts, and the overlaps that are excused."""
-
     findings: list[Finding]
     fates: Counter[str]
     excused: Counter[str]
@@ -89,7 +83,6 @@ class Run(rules.Run):
 
 
 def check(history: History) -> Verdict:
-    """The verdict on a history."""
     runs = read(history.events)
     alone = [run for run in runs if run.kind.exclusive]
     findings, excused = exclusive(alone, lambda run: KINDS[run.task].limit)
@@ -112,16 +105,11 @@ def check(history: History) -> Verdict:
 
 
 def unaccounted(history: History) -> list[Call]:
-    """The calls without an outcome so far."""
     found = by_call(history, read(history.events))
     return [call for call, traces in found if fate(call, traces)[0].startswith("lost")]
 
 
-# Reading.
-
-
 def read(events: Sequence[Event]) -> list[Run]:
-    """The runs, with what excuses them."""
     found = rules.read(events, Run)
     _tell(events, found)
     _excuse(events, found)
@@ -171,9 +159,6 @@ def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
             yield begin.at, next((at for at in ends if at > begin.at), inf)
 
 
-# You are told.
-
-
 def told(runs: Sequence[Run]) -> Iterator[Finding]:
     """A run that was told of its lost lease was interrupted by that, and has soon ended."""
     for run in runs:
@@ -185,9 +170,6 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
         on = run.over - run.told - stopped
         if on > PROMPT or (on > 2 * SLACK and run.left < run.died and run.outcome not in _BROKEN_OFF):
             yield Finding("told", f"{run} went on for {on:.1f} s, {run.outcome}", run.told, run.key)
-
-
-# Nothing lost.
 
 
 @dataclass
@@ -295,9 +277,6 @@ def accounted(calls: Sequence[Call], fates: Mapping[str, tuple[str, str]]) -> It
         _, wrong = fates[call.task_id]
         if wrong:
             yield Finding("nothing lost", f"{call.task} {call.task_id}: {wrong}")
-
-
-# What is left.
 
 
 def remains(left: Remains) -> Iterator[Finding]:

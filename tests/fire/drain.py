@@ -43,7 +43,6 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
 
 
 def known(stage: Stage, watch: Watch) -> History:
-    """The history so far."""
     events = list(watch.events)
     sent = {event.facts["task_id"]: event.facts["task"] for event in events if event.name == "sent"}
     ended = states(stage.results, list(sent))
@@ -52,7 +51,6 @@ def known(stage: Stage, watch: Watch) -> History:
 
 
 def messages(stage: Stage) -> int:
-    """How many are in the broker's queue."""
     with kombu.Connection(stage.broker.url) as connection:
         return int(connection.default_channel.queue_declare("fire", passive=True).message_count)
 

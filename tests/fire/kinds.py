@@ -9,8 +9,6 @@ STRIKE = signal.SIGRTMIN + 3
 
 @dataclass(frozen=True)
 class Kind:
-    """One task."""
-
     name: str
     policy: str = "reschedule"
     mode: str = "while_executing"
@@ -22,7 +20,6 @@ class Kind:
 
     @property
     def exclusive(self) -> bool:
-        """Its bodies exclude one another."""
         return self.mode != "until_executing"
 
     def label(self, key: str) -> str:

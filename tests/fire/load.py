@@ -66,7 +66,6 @@ class Load:
         gc.collect()
 
     def call(self, name: str, key: str, seconds: float) -> None:
-        """Send one call."""
         try:
             task_id = self._tasks[name].apply_async((key, seconds), retry_policy=_PATIENCE).id
         except OperationalError as error:

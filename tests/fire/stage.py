@@ -38,7 +38,6 @@ class Store(Server):
         super().__init__(kind, "--appendonly", "yes", "--appendfsync", "no", "--repl-diskless-sync-delay", "0")
 
     def replica(self) -> "Store":
-        """Another one, which has all data and follows this one."""
         other = Store(self.kind)
         other.start()
         with other.client() as client:
@@ -74,7 +73,6 @@ class Host:
 
     @property
     def locks(self) -> Proxy:
-        """On the way to the one server of locks."""
         assert self._locks is not None
         return self._locks
 
@@ -114,7 +112,6 @@ class Host:
         return "Unrecoverable error: UnpicklingError(" in self.worker.log()
 
     def stop(self) -> None:
-        """Begin a warm shutdown."""
         if self.is_alive():
             self.worker.send(signal.SIGTERM)
 
@@ -146,8 +143,6 @@ def _last_dump(log: str) -> str:
 
 
 class Stage:
-    """All of it, running."""
-
     def __init__(self, out: Path, store: str, *, sabotage: bool) -> None:
         self._stack = ExitStack()
         self._out = out

@@ -13,7 +13,6 @@ from tests.fire.topologies import TOPOLOGIES
 
 
 def fire(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    """Its exit code, what it has found, and what it has printed."""
     rabbit.is_needed()
     # On a busy machine much is left to do when all is healed; and a body that nobody could terminate works for 20 s.
     command = [sys.executable, "-m", "tests.fire", "--out", str(out), "--drain", "180", *options]

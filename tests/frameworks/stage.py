@@ -19,7 +19,6 @@ print(json.dumps({name}()))
 
 
 def manage(env: dict[str, str], *arguments: str, code: int = 0) -> str:
-    """The output of a Django command in the shop."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
     command = [sys.executable, "-m", "django", *arguments]
     done = subprocess.run(command, env={**os.environ, **env, **settings}, capture_output=True, text=True, timeout=120)
@@ -41,7 +40,6 @@ def _tables() -> str:
 
 
 def visited(visit: Callable[[], Any], env: dict[str, str], first: str = "") -> Any:
-    """The value that *visit* returns in the shop's process."""
     program = _PROGRAM.format(first=first, module=visit.__module__, name=visit.__name__)
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, timeout=120

@@ -27,8 +27,6 @@ app = CeleryApp("shop", broker=REDIS, backend=REDIS)
 
 
 class SingletonTenantTask(SingletonTask, TenantTask):  # type: ignore[misc]
-    """As the page says."""
-
     abstract = True
 
 

@@ -102,7 +102,6 @@ class Visitors:
         return self.client("operator", "view_lock", "break_lock")
 
     def noted(self) -> list[Any]:
-        """The entries in the log of the admin."""
         from django.contrib.admin.models import LogEntry
 
         return [[each.user.username, each.object_id, each.get_change_message()] for each in LogEntry.objects.all()]
@@ -113,7 +112,6 @@ def token_in(page: Any) -> str:
 
 
 def sent(client: Any, page: Any, key: str, holder: str) -> list[Any]:
-    """The status of the answer to a button, and what the page then says above the locks."""
     form = {"csrfmiddlewaretoken": token_in(page), "key": key, "holder": holder, "name": "shop"}
     answer = client.post(BREAK, form, REMOTE_ADDR="10.0.0.7")
     if answer.status_code != 302:

@@ -16,7 +16,6 @@ SHOPS = {
 
 
 def import_in(shop: str) -> tuple[Any, Any]:
-    """The app of the shop, and its task."""
     module = import_module(shop)
     if shop.endswith("django_shop"):
         import_module("django").setup()

@@ -15,7 +15,6 @@ from tests.waiting import until
 
 @pytest.fixture(params=(*SERVERS, "memory"))
 def url(request: pytest.FixtureRequest) -> str:
-    """An empty store of each kind."""
     if request.param == "memory":
         store_from_url("memory://integration").clear()  # type: ignore[attr-defined]
         return "memory://integration"

@@ -122,7 +122,6 @@ def in_loop_of_another_thread(make: Callable[[], Loop]) -> RunWork:
 
 @contextmanager
 def running(loop: Loop) -> Iterator[Loop]:
-    """It runs in a thread of its own."""
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:

@@ -25,8 +25,6 @@ ME = "me"
 
 @dataclass(frozen=True)
 class Message:
-    """A message as a worker gets it from the broker."""
-
     headers: Mapping[str, Any]
     body: Any
     delivery: Mapping[str, Any]
@@ -45,8 +43,6 @@ class Message:
 
 @dataclass
 class World:
-    """An app with a task, the broker and the store."""
-
     app: Celery
     store: Any
     task: Any = None
@@ -63,7 +59,6 @@ class World:
 
     @property
     def sent(self) -> Message | None:
-        """The next message in the queue, which is then there no more."""
         with self.app.connection_for_read() as connection:
             channel = connection.default_channel
             channel.queue_declare(self.app.conf.task_default_queue)

@@ -36,7 +36,6 @@ class Plain(Scheduler):
         self.sent.append(name)
 
     def sends(self) -> bool:
-        """Tick; whether that has sent something."""
         before = len(self.sent)
         self.tick()
         return len(self.sent) > before
@@ -54,7 +53,6 @@ def beat_of(url: str, *tasks: str, main: str = "shop", every: float = 0.5, **set
 
 
 def slots_key(server: Server) -> str:
-    """The key of the only schedule."""
     with server.client() as client:
         (key,) = client.scan_iter("*:slots")
     return str(key)

@@ -200,9 +200,6 @@ def test_break_marks_drops_those_of_locks_that_nobody_holds(app: Celery) -> None
         assert [task.lock_state(supplier).queued is None for supplier in (7, 8)] == [True, False]
 
 
-# A `Lock` as a decorator.
-
-
 def test_each_call_of_a_decorated_function_takes_the_lock(app: Celery) -> None:
     lock = Lock("stock", app=app, limit=2, timeout=0)
 

@@ -24,9 +24,6 @@ def holders(url: str, lock: Lock) -> list[Holder]:
     return store_at(url).holders(lock.key)
 
 
-# In another context, or in another thread.
-
-
 def in_a_context(body: Callable[[], Any]) -> Any:
     return copy_context().run(body)
 
@@ -115,9 +112,6 @@ def test_the_end_of_a_block_that_was_lost_takes_no_lease_from_another_one(url: s
     assert holders(url, lock) == []
 
 
-# Twice, and nested.
-
-
 def test_a_block_gives_back_what_it_has_taken_and_nothing_else(url: str) -> None:
     lock = Lock("gates", url=url, limit=3)
 
@@ -160,9 +154,6 @@ def test_a_reentrant_lease_is_given_back_as_often_as_taken(
     assert holders(url, lock) == []
 
 
-# asyncio.
-
-
 @pytest.mark.parametrize("wait", [Lock.__enter__, Lock.acquire, partial(Lock.acquire, timeout=60)])
 def test_a_wait_that_would_block_an_event_loop_is_an_error_that_says_what_to_do(url: str, wait: Any) -> None:
     lock, other = Lock("stock", url=url), Lock("stock", url=url)
@@ -182,9 +173,6 @@ def test_a_wait_that_would_block_an_event_loop_is_an_error_that_says_what_to_do(
         assert store_at(url).survey([lock.key])[0].waiters == 0
     assert lock.key in told
     assert "async with lock" in told
-
-
-# In a task.
 
 
 @pytest.fixture

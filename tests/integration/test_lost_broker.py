@@ -18,8 +18,6 @@ from tests.servers import Server
 
 
 def running(app: Celery, number: int) -> list[Any]:
-    """The requests of calls that this worker runs."""
-
     @app.task(base=SingletonTask, shared=False)
     def runs(number: int) -> None: ...
 

@@ -45,7 +45,6 @@ def sample(name: str, **labels: str) -> tuple[str, ...]:
 
 
 def read(text: str) -> Samples:
-    """Each sample by its name and its labels."""
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         assert family.documentation[0].isupper(), family
@@ -117,9 +116,6 @@ def test_the_buckets_of_a_histogram_add_up_and_a_lock_has_no_task(app: Celery) -
     assert bucket == {"0.01": 0, "0.1": 3, "1": 3, "10": 4, "7200": 4, "+Inf": 5}
     assert samples[sample("singleton_lock_held_seconds_count", task="shop.sync")] == 5
     assert samples[sample("singleton_lock_held_seconds_sum", task="shop.sync")] == 12.5
-
-
-# The docs.
 
 
 def test_docs_dashboard_and_alerts_know_what_is_told_and_nothing_else(app: Celery) -> None:

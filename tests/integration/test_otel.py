@@ -34,7 +34,6 @@ Body = Callable[[Any, str], Any]
 
 @pytest.fixture
 def spans() -> InMemorySpanExporter:
-    """What was traced."""
     return InMemorySpanExporter()
 
 
@@ -76,7 +75,6 @@ def nothing(self: Any, key: str) -> str:
 
 
 def take(app: Celery, key: str) -> tuple[Claim, Grant]:
-    """Somebody else has it."""
     claim = Claim(key, "token", 60.0, facts=Facts(task_id="the-holder"))
     grant = store_of(app).acquire(claim)
     assert isinstance(grant, Grant)
@@ -136,7 +134,6 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
 
 
 def waits_for_the_end(self: Any, key: str) -> None:
-    """Until it is interrupted."""
     for _ in range(1000 * PROMPTLY):
         time.sleep(0.001)
 

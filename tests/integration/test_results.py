@@ -16,7 +16,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
 
 @pytest.fixture
 def shop(valkey: Server) -> Iterator[dict[str, Any]]:
-    """The names that the example defines."""
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     shop: dict[str, Any] = {"__name__": "shop"}
     exec(example, shop)

@@ -27,7 +27,6 @@ from tests.waiting import until
 
 
 def held_by_somebody(app: Celery, key: str) -> Callable[[], Any]:
-    """Have another run hold the key; return what ends it."""
     store, claim = store_of(app), Claim(key, "token of the holder", 30, facts=Facts(task_id="the-holder"))
     assert isinstance(store.acquire(claim), Grant)
     return lambda: store.release(claim, None)

@@ -32,8 +32,6 @@ BOUND = 6.0
 
 
 class Place:
-    """A server, and whoever mistreats it."""
-
     def __init__(self, server: Server) -> None:
         self.server = server
         self.client = server.client()

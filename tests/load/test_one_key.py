@@ -49,14 +49,11 @@ def sent_by(server: Server) -> int:
 
 
 class Scripts:
-    """The cost of the server's scripts from now on."""
-
     def __init__(self, server: Server) -> None:
         self._client = server.client()
         self._client.config_resetstat()
 
     def milliseconds(self) -> float:
-        """The mean of one."""
         stats = self._client.info("commandstats")
         ran = [what for name, what in stats.items() if name.startswith(("cmdstat_eval", "cmdstat_fcall"))]
         self._client.close()
@@ -64,7 +61,6 @@ class Scripts:
 
 
 def seconds_of_a_plain_task(calls: int = 5) -> float:
-    """The median of a few calls, one after the other."""
     took = []
     for number in range(calls):
         begin = time.monotonic()

@@ -48,7 +48,6 @@ class Browser:
         until(lambda: self.told("document.readyState") == "complete", "the page is there", timeout=BOUND)
 
     def told(self, expression: str) -> Any:
-        """The value of an expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def ask(self, method: str, **parameters: Any) -> Any:
@@ -76,7 +75,6 @@ class Browser:
 
 @contextmanager
 def browsing(chromium: str, folder: Path) -> Iterator[Browser]:
-    """A browser of its own; none is left behind."""
     pipes = [*os.pipe(), *os.pipe()]
     # Out of the way of 3 and 4, by which a browser hears and speaks.
     hears, send, hear, speaks = ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in pipes]

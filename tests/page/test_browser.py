@@ -65,7 +65,6 @@ def ids(number: int) -> str:
 
 @pytest.fixture
 def shop(valkey: Store) -> Iterator[Celery]:
-    """An app in which something goes on."""
     app = Celery("shop", broker=valkey.url, backend=valkey.url)
     app.conf.singleton_lock_url = valkey.url
     store = store_of(app)

@@ -35,7 +35,6 @@ def program_of(page: str) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the reader writes `shop.py`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 

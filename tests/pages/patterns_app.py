@@ -32,8 +32,6 @@ def note_that_it_was_busy(sender: Any, **_: Any) -> None:
 
 
 class Unique(SingletonTask):
-    """The base class of a project."""
-
     abstract = True
     lock_mode = "until_executed"
     lock_key = ("character",)

@@ -25,7 +25,6 @@ _numbers = count(1)
 
 @pytest.fixture(scope="module")
 def running(valkey_process: Server) -> Iterator[Any]:
-    """One worker for all tests; each has keys of its own."""
     with valkey_process.client() as client:
         client.flushall()
     module: Any = import_module("tests.pages.patterns_app")
@@ -40,7 +39,6 @@ def running(valkey_process: Server) -> Iterator[Any]:
 
 @pytest.fixture
 def shop(running: Any) -> Any:
-    """The app as its publishers see it."""
     # A test of another module, in between, may have closed its connections.
     forget_connections(running.app)
     return running
@@ -48,7 +46,6 @@ def shop(running: Any) -> Any:
 
 @pytest.fixture
 def key() -> int:
-    """One that no other test has."""
     return next(_numbers)
 
 

@@ -21,8 +21,6 @@ def now() -> float:
 
 
 class Record:
-    """Appends to the file, each event in one write."""
-
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
@@ -43,13 +41,8 @@ class Reader:
         return [Event(**json.loads(line)) for line in lines]
 
 
-# In the workers.
-
-
 @dataclass(frozen=True)
 class Execution:
-    """One execution of a task."""
-
     run: str = ""
     key: str = ""
     task: str = ""

@@ -13,8 +13,6 @@ from tests.recorder import Event
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken promise."""
-
     promise: str
     what: str
     at: float = 0.0
@@ -52,12 +50,10 @@ class Run:
 
     @property
     def ran(self) -> bool:
-        """It had a body."""
         return self.entered < inf
 
     @property
     def over(self) -> float:
-        """When the body was over."""
         return min(self.left, self.died)
 
     def runs_at(self, moment: float) -> bool:

@@ -15,8 +15,6 @@ _ROUND = 0.02
 
 @dataclass(frozen=True)
 class Open:
-    """A body that runs."""
-
     pid: int
     task: str
     key: str
@@ -25,7 +23,6 @@ class Open:
 
     @property
     def left(self) -> float:
-        """Seconds that it will go on working."""
         return self.entered + self.seconds - now()
 
 
@@ -88,7 +85,6 @@ class Watch:
 
 
 def send(pid: int, number: int) -> None:
-    """Send a signal, if the process is still there."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

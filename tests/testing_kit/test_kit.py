@@ -44,9 +44,6 @@ def plain(app: Celery) -> Any:
     return plain
 
 
-# Wrong use.
-
-
 def refusal(call: Callable[[], object]) -> str:
     with pytest.raises(ConfigurationError) as caught:
         call()
@@ -76,9 +73,6 @@ def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
     with memory_store(app) as store:
         for seconds in (-1, float("inf"), float("nan"), True, "3600"):
             assert f"advance={seconds!r}" in refusal(lambda seconds=seconds: store.advance(seconds))
-
-
-# What lasts as long as its block.
 
 
 def living(signal: Any) -> int:
@@ -118,9 +112,6 @@ def test_nothing_is_left_whatever_happens(app: Celery, task: Any, url: str | Non
     with hold(task), pytest.raises(TaskRevokedError):
         task.delay().get()
     assert task.lock_holders() == []
-
-
-# Holding and ending, in each store.
 
 
 @pytest.fixture(params=["memory", *SERVERS])

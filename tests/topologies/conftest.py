@@ -84,7 +84,6 @@ def cleanup() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def tasks(environment: dict[str, str]) -> Iterator[Any]:
-    """The tasks of cluster_app, as a publisher and an operator see them."""
     from tests.topologies import cluster_app as module
 
     broker, url = environment["TEST_BROKER"], environment["TEST_CLUSTER"]

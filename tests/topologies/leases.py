@@ -76,7 +76,6 @@ def granted(store: Store, name: object) -> Any:
 
 
 def answered(ask: Callable[[], Any]) -> Any:
-    """What *ask* returns, or nothing if the store did not answer."""
     with suppress(StoreError):
         return ask()
     return None

@@ -36,9 +36,6 @@ def redirects(cluster: Cluster) -> int:
     return number
 
 
-# Whom to ask.
-
-
 def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: Store) -> None:
     store.acquire(claim_of("first"))
     before = redirects(cluster)
@@ -59,8 +56,6 @@ STAGES = ("it has not begun", "the slot moves, the key has not", "the key has mo
 
 
 class Move:
-    """A slot on its way, step by step."""
-
     def __init__(self, cluster: Cluster, key: str) -> None:
         self._cluster, self._key = cluster, key
         self._ends: tuple[Node, Node] | None = None
@@ -123,9 +118,6 @@ def test_a_run_that_ends_is_marked_and_its_copy_is_dropped_at_each_stage(
     assert store.holders(mine.key) == []
     newcomer = of_a_message(name, "newcomer", may_be_copy=True)
     assert isinstance(store.acquire(replace(newcomer, message=8)), Grant)
-
-
-# Those who wait.
 
 
 def listeners(node: Node, channel: str) -> int:

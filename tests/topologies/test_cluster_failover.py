@@ -51,9 +51,6 @@ def stop_replication(master: Node, replica: Node) -> None:
         until(lambda: client.info("replication")["connected_slaves"] == 0, "it is not connected")
 
 
-# A master that is no more.
-
-
 def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_and_the_others_notice_nothing(
     cluster_of_each_kind: Cluster, cleanup: ExitStack
 ) -> None:
@@ -166,9 +163,6 @@ def test_a_listener_at_a_master_that_dies_listens_at_the_next_one(shaken_cluster
         assert DEAF not in others
 
 
-# A server that is silent, for us alone: the others do not replace it.
-
-
 class Reached:
     """What leads to each server of a cluster, for a client that cannot reach them as they say."""
 
@@ -238,9 +232,6 @@ def test_without_an_answer_of_any_server_each_call_ends_in_time(reached: Reached
     assert "no server of the cluster says who has which slot" in told
     for proxy in reached.proxies.values():
         assert f"127.0.0.1:{proxy.port}: " in told
-
-
-# A cluster that is not whole.
 
 
 def test_a_cluster_that_is_down_is_asked_until_it_is_whole(cleanup: ExitStack) -> None:

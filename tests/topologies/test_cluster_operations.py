@@ -33,8 +33,6 @@ def silence(node: Node) -> None:
 
 @pytest.fixture
 def app_of(cleanup: ExitStack) -> AppOf:
-    """Makes an app with one task, whose locks are where one says."""
-
     def make(url: str) -> Celery:
         app = Celery("shop", set_as_current=False)
         app.conf.update({"singleton_lock_url": url, **NOWHERE})
@@ -49,7 +47,6 @@ def app_of(cleanup: ExitStack) -> AppOf:
 
 
 def held(app: Celery, store: Store) -> list[Claim]:
-    """Locks at all servers."""
     keys = [app.tasks["sync"].lock_key_for(number) for number in range(MANY)]
     claims = [
         Claim(key, f"token {number}", 60.0, facts=Facts(f"id-{number}", hostname="w1@web", pid=7))
@@ -88,9 +85,6 @@ def test_one_server_that_is_full_is_noticed_by_page_and_doctor_each_time(cluster
     with full.client() as client:
         client.config_set("maxmemory", 0)
     assert Visitor(application(app)).get("/healthz").status == 200
-
-
-# The doctor.
 
 
 def test_all_is_well_in_a_cluster_and_nothing_is_left(cluster: Cluster, app_of: AppOf) -> None:

@@ -37,13 +37,9 @@ OVERLAP = LAST_WRITE + TTL / 3 + 0.5
 
 
 def assert_that_the_next_one_grants_soon(store: Store, deployment: Deployment) -> None:
-    """Kill the master, and wait for a grant."""
     dead = deployment.master
     assert_that_the_next_grant_comes_soon(store, dead.stop, lambda: deployment.wait_for_another(dead))
     assert deployment.master is not dead
-
-
-# The figures of docs/how-to/topologies.md.
 
 
 @pytest.mark.clients
@@ -126,9 +122,6 @@ def test_without_an_answer_of_any_sentinel_each_call_ends_in_time(calm: Deployme
     for proxy in proxies:
         assert f"127.0.0.1:{proxy.port}: " in str(unanswered.value)
     assert f"no sentinel knows a master {NAME}" in str(unanswered.value)
-
-
-# A master that is cut off from replicas and sentinels, but not from a holder.
 
 
 def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: ExitStack) -> None:

@@ -23,7 +23,6 @@ PATIENCE = 60
 
 @pytest.fixture(params=[*SERVERS, "sentinel", "cluster"])
 def url(request: pytest.FixtureRequest, cleanup: ExitStack) -> str:
-    """Of a store with nothing in it."""
     if request.param == "cluster":
         return str(request.getfixturevalue("cluster").url)
     if request.param == "sentinel":

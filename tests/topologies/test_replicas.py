@@ -59,9 +59,6 @@ def careful(master: Server) -> Iterator[Store]:
     store.close()
 
 
-# What counts.
-
-
 def test_what_is_granted_is_at_the_replica_by_then(pair: tuple[Server, Server], careful: Store) -> None:
     with pair[1].client() as at_replica:
         for number in range(20):
@@ -100,18 +97,12 @@ def test_a_renewal_that_no_replica_has_is_none_and_ends_in_time(
     assert watch.seconds < 3.0 + SLACK
 
 
-# What cannot work.
-
-
 def test_a_server_without_replicas_is_told_at_the_start(valkey: Server) -> None:
     store = Store(valkey.url, {}, 1)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas, not by singleton_lock_replicas=1"):
         Inventory(store).self_test(f"{MINE.key}:trial", 5.0)
     store.close()
-
-
-# With Sentinel.
 
 
 @pytest.mark.clients

@@ -50,7 +50,6 @@ def url_of(*sentinels: Server, name: str = NAME, database: str = "0") -> str:
 
 
 def refused(url: str, options: dict[str, Any] | None = None, claim: Claim = CLAIM) -> str:
-    """What an acquire is told at once."""
     store = store_from_url(url, options)
     with Watch() as watch, pytest.raises(ConfigurationError) as error:
         store.acquire(claim)
@@ -62,9 +61,6 @@ def in_one_line(error: Exception) -> str:
     told = str(error)
     assert "\n" not in told
     return told
-
-
-# Which master.
 
 
 def test_a_wrong_name_is_told_at_the_first_try(calm: Deployment) -> None:
@@ -100,9 +96,6 @@ def test_a_new_master_whose_clock_differs_is_told(
     until(lambda: store.acquire(CLAIM) and steps, "the clocks are compared")
     assert [round(step) for step in steps] == [-30]
     store.close()
-
-
-# User, password, database, TLS.
 
 
 @pytest.mark.clients
@@ -211,9 +204,6 @@ def test_a_certificate_of_another_host_is_refused_unless_the_user_says_so(
             store = store_from_url(url.format(port, own), options)
             assert isinstance(store.acquire(CLAIM), Grant), "or it is no cluster, or no sentinel"
             store.close()
-
-
-# The warning.
 
 
 def rights_in(page: str, user: str, heading: str = "Sentinel") -> list[str]:

@@ -35,7 +35,6 @@ def record(valkey: Server) -> str:
 
 @pytest.fixture
 def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The tasks as a publisher sees them."""
     from tests.topologies import app as module
 
     module.app.conf.update(broker_url=url, result_backend=url)

@@ -65,13 +65,11 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """The cells of each row of a table, without its head."""
     rows = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
 
 
 def section(page: str, heading: str) -> str:
-    """The text below *heading*, as far as the next one of the same level."""
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
@@ -153,7 +151,6 @@ WRITTEN = "<!-- written by `WRITE_DOCS=1 pytest tests/unit/test_docs.py` -->"
 
 
 def called(name: str, thing: Any) -> str:
-    """A name with the parameters of what it names, without their types, and with what it returns."""
     signature = inspect.signature(thing)
     parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]

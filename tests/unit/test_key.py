@@ -72,7 +72,6 @@ def sync(x: Any, y: Any = 5) -> None:
 
 
 def maker(function: Any = sync, choice: Any = None, name: Any = "shop.tasks.sync") -> Any:
-    """The function that makes the keys of a task."""
     app = Celery("shop", set_as_current=False)
     task = app.task(base=SingletonTask, name="shop.tasks.sync", shared=False, lock_key=choice, lock_name=name)(function)
     app.finalize()
@@ -421,7 +420,6 @@ def test_different_names_have_different_keys(one: str, other: str) -> None:
 
 
 def label(template: Any, *args: Any, **kwargs: Any) -> str:
-    """The label that operators read while a call of `sync` runs."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(singleton_lock_url=f"memory://{uuid.uuid4()}", task_always_eager=True)
 

@@ -38,7 +38,6 @@ def formatter(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def written(formatter: str) -> Iterator[StringIO]:
-    """The stream of a handler with that formatter."""
     stream = StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(FORMATTERS[formatter])

@@ -63,7 +63,6 @@ def task(app: Celery) -> Any:
 
 
 def take(app: Celery, queue: str) -> Any:
-    """The next message of the queue, if there is one."""
     with app.connection_for_read() as connection:
         bound = app.amqp.queues[queue](connection.default_channel)
         bound.declare()
@@ -74,7 +73,6 @@ def take(app: Celery, queue: str) -> Any:
 
 
 def runs(task: Any, message: Any) -> None:
-    """As in a solo pool."""
     request = symbol_by_name(task.Request)(message, app=task.app, task=task, hostname="here")
     with suppress(Ignore):
         request.execute()

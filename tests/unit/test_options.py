@@ -54,7 +54,6 @@ REFUSED: dict[str, list[Any]] = {
 
 
 def told(name: str) -> list[str]:
-    """The words of an error about the values of that option."""
     if isinstance(ALLOWED[name][0], str):
         return [repr(value) for value in ALLOWED[name]]
     of_numbers = {"limit": ["a whole number from 1 to 1000"], "label": ["a format string", "{parameter}"]}

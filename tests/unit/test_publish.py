@@ -26,7 +26,6 @@ HOUR = 3600.0
 
 
 def lasts(options: dict[str, Any], **of_the_task: Any) -> float:
-    """Seconds for which the mark of a call published with *options* is kept."""
     task = unique("raise", **of_the_task)
     task.apply_async(**options)
     with pytest.raises(LockHeld) as held:
@@ -39,7 +38,6 @@ def tomorrow() -> datetime:
 
 
 def made(store: str = "memory://", results: str = "disabled://", **options: Any) -> Any:
-    """A task whose locks are in that store."""
     app = Celery(broker="memory://", backend=results, set_as_current=False)
     app.conf.singleton_lock_url = store
 
@@ -50,7 +48,6 @@ def made(store: str = "memory://", results: str = "disabled://", **options: Any)
 
 
 def unique(on_conflict: str = "raise", **options: Any) -> Any:
-    """A task that is unique until it has ended."""
     return made(lock_mode="until_executed", lock_on_conflict=on_conflict, **options)
 
 
@@ -185,7 +182,6 @@ UNREADABLE = {
 
 
 def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] | None = None, **options: Any) -> Any:
-    """The result of a call that is not sent because another one runs."""
     task = made(results=results, lock_mode="until_executed", **options)
     task.app.task(name="keeps no results", ignore_result=True)(tomorrow)
     standing = Facts(uuid(), **holder)
@@ -286,7 +282,6 @@ def test_a_publisher_that_no_store_tells_its_time_goes_by_its_own_clock_at_once(
 
 
 def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """At which level each call without an answer was told."""
     return [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
 
 

@@ -11,7 +11,6 @@ from celery_singleton_lock import SingletonTask
 
 
 def published(task: Any) -> dict[str, Any]:
-    """The headers of a call."""
     sent: list[dict[str, Any]] = []
 
     def see(headers: Any = None, **_: Any) -> None:

@@ -253,8 +253,6 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 class Safe:
-    """A provider that cannot be made without arguments."""
-
     def __init__(self) -> None:
         raise KeyError(SECRET)
 
@@ -307,8 +305,6 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
 
 
 class Vault(CredentialProvider):
-    """As an app has it."""
-
     def get_credentials(self) -> tuple[str, str]:
         return "vault", SECRET
 

@@ -24,9 +24,6 @@ def refusal(app: Celery, **options: Any) -> str:
     return str(refused.value)
 
 
-# Options.
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
@@ -62,9 +59,6 @@ def test_what_is_no_option_is_refused_on_the_object(app: Celery, name: str, told
     assert not hasattr(task, name)
 
 
-# With a call.
-
-
 @pytest.mark.parametrize(
     ("name", "told"),
     [
@@ -91,9 +85,6 @@ def test_an_option_of_a_call_is_refused_in_the_caller(app: Celery, name: str, to
 @pytest.mark.parametrize("name", ["unique", "one", "loc_key", "_lock_ttl", "rate_limit"])
 def test_attributes_of_others_are_left_alone(app: Celery, name: str) -> None:
     assert getattr(make(app, **{name: 5}), name) == 5
-
-
-# Options and settings of others.
 
 
 DOCS = re.findall(r'^Documentation = "(.*)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE)[
@@ -143,9 +134,6 @@ def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
     other = Celery("other", set_as_current=False)
     other.conf.singleton_key_prefix = "shop"
     assert make(other).lock_key_for(1)
-
-
-# Settings.
 
 
 @pytest.mark.parametrize(

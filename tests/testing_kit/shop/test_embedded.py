@@ -86,7 +86,6 @@ def tasks(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
 
 
 def running(wait_for: Wait, task: Any, **options: Any) -> Any:
-    """A call whose body runs."""
     result = task.apply_async((1,), **options)
     wait_for(lambda: [holder.task_id for holder in task.lock_holders(1)] == [result.id])
     return result
@@ -129,9 +128,6 @@ def test_the_newest_call_runs_next(tasks: dict[str, Any], wait_for: Wait, policy
         may_end.set()
 
     assert newest.get(timeout=20) == "by 2"
-
-
-# A result that nobody else can read.
 
 
 def test_a_duplicate_of_a_run_that_keeps_no_result_ends_at_once(tasks: dict[str, Any], wait_for: Wait) -> None:
