@@ -374,7 +374,7 @@ _OF_OTHERS = (
     "singleton_lock_prefix"
 )
 _QUEUED = (
-    "calls are queued for more than a minute though a worker is idle. Perhaps no worker takes their queue. Or a worker "
+    "calls are queued for more than a minute though a worker is idle. Perhaps a rate_limit keeps them. Or a worker "
     "that had received them was killed, and the broker delivers them again, after its visibility timeout if it has "
     "one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )

@@ -68,10 +68,13 @@ class StoreInMemory(MemoryStore):
     """Locks in the memory of this process, with a clock of their own, which time-machine and freezegun do not move."""
 
     def advance(self, seconds: Duration) -> None:
-        """Move the clock of the store ahead by *seconds*, which must not be negative.
+        """Move the clock of the store ahead by *seconds*, for everything in it.
 
         Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
         renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
+
+        Raises:
+            ConfigurationError: *seconds* is no duration, or is negative.
         """
         ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
@@ -98,6 +101,9 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
     The store serves all threads of this process, with those of Celery's `celery_worker`. In a process that is forked
     inside the block, each lock raises an error. Any other process uses the app's own store.
+
+    Raises:
+        ConfigurationError: *app* is not a Celery app.
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
@@ -323,6 +329,9 @@ if find_spec("pytest") is not None:
         """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
         By default Celery's `celery_app` if the test uses that fixture, else the current app.
+
+        Raises:
+            ConfigurationError: There is no app yet.
         """
         for name in ("celery_app", "celery_session_app"):
             if name in request.fixturenames:

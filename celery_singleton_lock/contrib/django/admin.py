@@ -9,7 +9,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import path, reverse
+from django.urls import path
 from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.apps import why_no_app
@@ -21,8 +21,6 @@ from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import Locks, Row
 from celery_singleton_lock.web.page import Observer, page_context
 
-_PAGE = "celery_singleton_lock_lock_changelist"
-_BREAK = "celery_singleton_lock_lock_break"
 # Choose the app while the project is loaded: a thread of a request may have another current app in Celery.
 _observer = Observer(app_or_default())
 
@@ -34,7 +32,10 @@ class LockAdmin(admin.ModelAdmin):
     def get_urls(self) -> list[Any]:
         """The page and its button only: a lock is neither added, changed nor deleted."""
         page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
-        return [path("", page, name=_PAGE), path("break/", require_POST(button), name=_BREAK)]
+        return [
+            path("", page, name="celery_singleton_lock_lock_changelist"),  # the name by which the admin's index links
+            path("break/", require_POST(button)),
+        ]
 
     def has_break_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm("celery_singleton_lock.break_lock"))
@@ -58,7 +59,6 @@ class LockAdmin(admin.ModelAdmin):
             "title": f"Locks of {facts['name']}",
             "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
             "may_break": self.has_break_permission(request),
-            "break_url": self._url_of(_BREAK),
         }
         # A project may have several admins, and the template names URLs of this one.
         request.current_app = self.admin_site.name
@@ -77,10 +77,7 @@ class LockAdmin(admin.ModelAdmin):
             self.message_user(request, notice, messages.SUCCESS if is_done else messages.WARNING)
             if is_done:
                 self.log_change(request, Lock(key), f"Asked {holder} to stop." if holder else "Dropped its marks.")
-        return redirect(f"{self._url_of(_PAGE)}?{urlencode({'name': name})}")
-
-    def _url_of(self, view: str) -> str:
-        return str(reverse(f"admin:{view}", current_app=self.admin_site.name))
+        return redirect(f"{request.path.removesuffix('break/')}?{urlencode({'name': name})}")
 
 
 def _button_of(row: Row) -> tuple[str, str]:
