@@ -42,6 +42,7 @@ from celery_singleton_lock.runs.message import (
     Origin,
     RequestState,
     notes_of,
+    request_of,
     run_of,
     state_for,
     state_of,
@@ -369,7 +370,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
         """The run of this call; None for a direct call, a call inside its own run or after it, and a task of Celery."""
-        request = self.request
+        request = request_of(self)
         state = state_of(request)
         if not self.is_lockable():
             return None

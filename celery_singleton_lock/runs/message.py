@@ -219,6 +219,15 @@ _STATE = "singleton_state"
 _NO_DELIVERY = Delivery()
 
 
+def request_of(task: Any) -> Context:
+    """As `task.request`, at a third of its cost: inside that property Celery raises and catches an error."""
+    try:
+        request: Context = task.request_stack._local.__getattr__("stack")[-1]  # noqa: SLF001 (Celery's)
+    except (AttributeError, IndexError):
+        request = task.request
+    return request
+
+
 def state_of(request: Context) -> RequestState | None:
     """Our state on the request, if there is one."""
     state = getattr(request, _STATE, None)
