@@ -16,7 +16,7 @@ from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.definition.keys import BEAT, lock_name_of_task, start_of_keys
 from celery_singleton_lock.definition.options import as_set, prefix_of
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.runs.endings import CallRevoked
@@ -173,8 +173,10 @@ class Locks:
         keys = list[str]()
         try:
             keys.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
-        finally:
+        except StoreError:
             yield from self.surveys_of(keys)
+            raise
+        yield from self.surveys_of(keys)
 
     def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(keys), _SURVEYED_AT_ONCE):
