@@ -136,7 +136,6 @@ class SingletonSchedulerMixin(Scheduler):
         finally:
             self._slot = None
         if self._failures:
-            # Celery has logged why.
             text = "%d of %d messages", self._failures, self._messages
             log.write(logging.WARNING, "beat.publish_failed", *text, entry=entry.name, due=due)
             return
@@ -166,7 +165,6 @@ class SingletonSchedulerMixin(Scheduler):
         store_of(self.app).note_slot(self._slots, slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
-        """Claim the slot of an entry that is due; None if another beat has sent it."""
         slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
         return slot if store_of(self.app).claim_slot(self._slots, slot) else None
 

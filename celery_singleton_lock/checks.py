@@ -155,7 +155,6 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
     """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
-    # The worker around an embedded beat has done so.
     if app in _checked:
         return
     checks: list[Check] = [partial(check_definition, task.__class__) for task in lockable(app)]
@@ -247,7 +246,6 @@ def try_store(app: Celery, bound: float) -> None:
     key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # Pool processes would inherit the connections of the app's own store.
     with closing(open_store(app)) as store:
-        # A store in memory refuses nothing, and a user's test would see the trial.
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
 

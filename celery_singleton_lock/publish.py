@@ -106,7 +106,6 @@ def options_by_name(
 
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    """The run whose body publishes its next attempt with these options, if one does."""
     run = run_of(task.request) if options.get("retries") else None
     is_own = run is not None and run.phase is not Phase.ASKING and str(options.get("task_id")) == run.task_id
     return run if is_own else None
@@ -332,7 +331,6 @@ class _QueuedCall:
         try:
             return self._request_mark()
         except StoreRefused:
-            # The store will refuse the next request as well.
             if not self.sent:
                 raise
         except StoreError as error:

@@ -37,7 +37,6 @@ from celery_singleton_lock.stores.records import Holder
 # A child renews every third of a ttl. A child that has run for ttl / _LATE without a renewal needs help.
 _LATE = 2.5
 _ROUNDS_PER_TTL = 8
-# Enough to connect to a store that is far away.
 _RENEWAL_BOUND = 2.0
 
 
@@ -78,7 +77,6 @@ class SingletonRequest(Request):
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), is_told=True)
-        # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
@@ -115,18 +113,14 @@ class SingletonRequest(Request):
         return Notes()
 
     @property
-    def _retries(self) -> int:
-        return self.request_dict.get("retries") or 0
-
-    @property
     def lease(self) -> Holding | None:
         """The child's lease as far as the main process can know it; None if it cannot."""
         # The message may carry anything. The child reports the error.
         with suppress(Exception):
             if self.task.is_lockable() and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
-                options, notes = self.task.lock_options, self._notes()
-                claim = claim_of(options, notes, self.key, token, text_of(self.id), self._retries)
+                options, retries = self.task.lock_options, self.request_dict.get("retries") or 0
+                claim = claim_of(options, self._notes(), self.key, token, text_of(self.id), retries)
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None
 
@@ -216,7 +210,7 @@ class SingletonRequest(Request):
         """Whether Celery delivers or publishes the message of a dead child again."""
         task = self.task
         is_rejected = task.acks_late and task.reject_on_worker_lost
-        has_retries = task.max_retries is None or self._retries < task.max_retries
+        has_retries = task.max_retries is None or (self.request_dict.get("retries") or 0) < task.max_retries
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
 
     def _unmark(self, *, has_begun: bool) -> None:
@@ -231,11 +225,9 @@ class SingletonRequest(Request):
 def active_requests() -> list[SingletonRequest]:
     """The requests that run now, for tasks of ours."""
     while True:
-        try:
+        # The main thread may change the set meanwhile.
+        with suppress(RuntimeError):
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
-        except RuntimeError:
-            # The main thread changed the set during the loop.
-            continue
 
 
 class ChildLeaseRenewer:
@@ -251,7 +243,6 @@ class ChildLeaseRenewer:
         self._thread = Background()
 
     def start(self, ttl: float) -> None:
-        """From now on, look several times in *ttl* seconds."""
         pause = ttl / _ROUNDS_PER_TTL
         if pause < self._pause:
             self._pause = pause
@@ -266,7 +257,6 @@ class ChildLeaseRenewer:
                 if (lease := request.look_after_child()) is not None:
                     late.setdefault(lease.store.part_of(lease.key), []).append(lease)
         for leases in late.values():
-            # The child reports any error.
             with suppress(Exception):
                 _renew(leases)
         # A shorter ttl has begun faster rounds, which replace these.

@@ -53,7 +53,6 @@ class _Encoder(json.JSONEncoder):
             if not _has_set(o):
                 return o.model_dump(mode="json")
         except Exception as error:
-            # The model's own code may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
         raise ValueError("it has a set, whose order differs from process to process")
 
@@ -91,7 +90,6 @@ def _written(subject: Any) -> str:
 
 
 def _unserialisable_in(subject: Any) -> str:
-    """Name the first argument that cannot be serialised, or the type of the value that a callable returned."""
     for name, value in subject.items() if isinstance(subject, Mapping) else ():
         try:
             _ENCODER.encode(plain({name: value}))
@@ -107,12 +105,8 @@ BEAT = "celery.beat"
 def beat_key_of(app: Celery) -> str:
     """The lock key of the beats of an app."""
     name = setting(app, "singleton_beat_name")
-    is_text = isinstance(name, str) and is_unicode(name)
-    if name is not None and not (is_text and 0 < len(name) <= _LONGEST_NAME_OF_BEAT):
-        raise ConfigurationError(
-            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME_OF_BEAT} characters "
-            "that UTF-8 can encode, the same for all beats of one schedule"
-        )
+    if name is not None:
+        checked_name(name, "singleton_beat_name", _LONGEST_NAME_OF_BEAT)
     return key_of(prefix_of(app), checked_name(f"{BEAT}.{name or app.main}"), {})
 
 
@@ -121,11 +115,11 @@ def start_of_keys(prefix: str) -> str:
     return prefix + _BEHIND_PREFIX
 
 
-def checked_name(name: Any) -> str:
+def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) -> str:
     """*name* as it stands in a key."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not is_unicode(name):
+    if not isinstance(name, str) or not 0 < len(name) <= longest or not is_unicode(name):
         raise ConfigurationError(
-            f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters that UTF-8 can encode"
+            f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
         )
     # A brace would end the hash tag early. An unescaped percent sign would make one name of two.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
@@ -159,7 +153,6 @@ class KeyMaker:
         function = getattr(body, "__func__", body)
         signature = inspect.signature(function)
         if not isinstance(body, staticmethod):
-            # Leave out `self`.
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._signature = signature
         # With `typing=False` Celery does not check the arguments of a call.
@@ -178,7 +171,6 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-        # Any worker can make the key of plain arguments.
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
@@ -235,7 +227,6 @@ class KeyMaker:
         return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
 
     def _text_of(self, arguments: Mapping[str, Any]) -> str:
-        """The arguments that count, as canonical JSON."""
         choice = self._choice
         if isinstance(choice, str):
             return _WRITERS[str](self._filled_in(choice, arguments))
@@ -247,7 +238,6 @@ class KeyMaker:
             return _written(arguments if self._counting is None else {name: arguments[name] for name in self._counting})
 
     def _filled_in(self, template: str, arguments: Mapping[str, Any]) -> str:
-        """The text that the user's format string makes of the arguments."""
         fill = partial(template.format_map, arguments)
         if not (self._has_bare_fields and are_plain(arguments.values())):
             # Our formatter refuses sets. Plain arguments go without it, because it takes several times as long.
@@ -256,7 +246,6 @@ class KeyMaker:
         return text
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
-        """The arguments by the names of their parameters, defaults filled in."""
         if self._is_usual and len(args) <= len(self._names):
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}
@@ -269,7 +258,6 @@ class KeyMaker:
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether a message carries the values as they are."""
     return _PLAIN.issuperset(map(type, values))
 
 
@@ -317,7 +305,6 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except (SoftTimeLimitExceeded, LockLost):
-        # These end the body that publishes the call.
         raise
     except Exception as error:
         raise ConfigurationError(
@@ -367,7 +354,6 @@ def _parameters_in(option: str, template: str) -> list[str]:
 
 
 def _fields_in(text: str) -> Iterator[str]:
-    """The fields of a format string, and of its format specifications."""
     for _, field, specification, conversion in string.Formatter().parse(text):
         if conversion not in (None, *"sra"):
             raise ValueError(f"there is no conversion !{conversion}, only !s, !r and !a")
@@ -390,7 +376,6 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
     # Celery keeps `pydantic=True` nowhere, but wraps the body in a function of celery.app.base.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
-    # Only with such a task is pydantic sure to be installed.
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
     from pydantic import BaseModel, TypeAdapter  # noqa: PLC0415
 
@@ -423,7 +408,6 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
     try:
         label: str = task._lock_keys.label(args, kwargs)  # noqa: SLF001 (it is this library's)
     except SoftTimeLimitExceeded:
-        # The time limit is meant for the run.
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"

@@ -298,7 +298,6 @@ def visibility_timeout_of(app: Celery) -> float:
             f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
             f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
         )
-    # Some apps say "never" by a huge number.
     return min(timeout, _CENTURY)
 
 
@@ -359,6 +358,5 @@ def as_set(app: Celery, text: str) -> str:
 
 
 def as_celery_reads(app: Celery, name: str) -> str:
-    """Spell the *name* of a setting as the app's configuration does."""
     namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
     return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()

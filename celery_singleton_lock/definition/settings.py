@@ -113,18 +113,12 @@ def _opened(app: Celery) -> Store:
     own: Any = setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
         raise ConfigurationError(
-            # The value may have a password.
             f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
-    replicas: Any = setting(app, "singleton_lock_replicas", 0)
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
-        raise ConfigurationError(
-            f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to "
-            "acknowledge each grant and each renewal, or 0"
-        )
-    history: Any = setting(app, "singleton_lock_history", Store.history)
+    replicas = count("singleton_lock_replicas", setting(app, "singleton_lock_replicas", 0), least=0)
     # No more, because a page reads the whole history at once.
+    history: Any = setting(app, "singleton_lock_history", Store.history)
     history = count("singleton_lock_history", history, least=0, most=10_000)
     if "username" in own or "password" in own:
         # The provider from Celery's settings would override this username and password.
@@ -146,7 +140,6 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         return one_url(url), {}
     results = _as_text(conf.result_backend)
     broker = _as_text(conf.broker_write_url or conf.broker_url)
-    # Defaults of Celery for what the URL does not say.
     of_results = {
         "username": get("redis_username"),
         "password": get("redis_password"),
@@ -209,7 +202,6 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
 
 
 def check_name(task: Any, name: str) -> None:
-    """Refuse an unknown option that is set on a task object."""
     if not hasattr(type(task), name) and (fault := _fault_in_name(name)):
         raise ConfigurationError(f"task {task.name}: {fault}")
 
