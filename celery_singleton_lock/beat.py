@@ -73,8 +73,7 @@ class SingletonSchedulerMixin(Scheduler):
                     self._heap = None
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
-            if self._logs_again():
-                log.write(logging.WARNING, "beat.unanswered", "%s", error)
+            self._log_silence(error)
             self._heap = None
             return _LONGEST_PAUSE
         # A loss of the lease must be seen well before another beat may lead.
@@ -106,19 +105,15 @@ class SingletonSchedulerMixin(Scheduler):
         """As Celery's, but an entry is not due while its slot cannot be claimed: Celery would count it as run."""
         state = super().is_due(entry)
         self._slot = None
-        later = schedstate(is_due=False, next=_LONGEST_PAUSE)
         if not state[0]:
             return state
         try:
-            if self._lease is None or self._lease.remaining() <= 0:
-                return later
-            self._slot = self._claimed(entry)
+            if self._lease is not None and self._lease.remaining() > 0:
+                self._slot = self._claimed(entry)
+                return state
         except StoreError as error:
-            if self._logs_again():
-                due = due_of(entry).isoformat()
-                log.write(logging.WARNING, "beat.unanswered", "%s", error, entry=entry.name, due=due)
-            return later
-        return state
+            self._log_silence(error, entry=entry.name, due=due_of(entry).isoformat())
+        return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry that is due, unless another beat has sent it."""
@@ -206,8 +201,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = lease
         self._follows = 0
         self._heap = None
-        told: dict[str, Any] = {"fence": self._fence, "took_over": lease.grant.took_over}
-        log.write(logging.INFO, "beat.leads", key=lease.key, **told)
+        log.write(logging.INFO, "beat.leads", key=lease.key, fence=self._fence, took_over=lease.grant.took_over)
         return True
 
     def _stand_by(self, leader: Holder) -> None:
@@ -246,12 +240,11 @@ class SingletonSchedulerMixin(Scheduler):
             self._lease.release()
         self._lease = None
 
-    def _logs_again(self) -> bool:
-        """True at once, and then once a minute, because a store may refuse us for days."""
-        if clock() < self._logs_again_at:
-            return False
-        self._logs_again_at = clock() + _SILENCE
-        return True
+    def _log_silence(self, error: StoreError, **slot: str) -> None:
+        """Log *error* at once, and then once a minute, because a store may refuse us for days."""
+        if clock() >= self._logs_again_at:
+            self._logs_again_at = clock() + _SILENCE
+            log.write(logging.WARNING, "beat.unanswered", "%s", error, **slot)
 
     def _with_headers(self, entry: Any, slot: Slot) -> Any:
         due = _moment(slot.due).isoformat()

@@ -62,9 +62,8 @@ class Log(logging.Filter):
 
     def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
         """Name the holder that is in the way of a call, and the outcome of that call."""
-        of_holder: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
-        told = {"key": key, "task_id": task_id, "holder": holder.task_id, **of_holder, "outcome": outcome}
-        self.write(level, "lock.conflict", **told)
+        its: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
+        self.write(level, "lock.conflict", key=key, task_id=task_id, holder=holder.task_id, **its, outcome=outcome)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
         """Name a holder that ended without a release, as its lock tells, and say what is *known* of its end."""
