@@ -54,7 +54,7 @@ class SingletonSchedulerMixin(Scheduler):
     # The slot that is being sent, and the number of its messages, and of those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # Of a standby: the leader's fence, and the entries that only one schedule had at the last comparison.
+    # The leader's fence, and the entries that only one of two schedules had at the last comparison, for a standby.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()

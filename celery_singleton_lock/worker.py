@@ -46,7 +46,7 @@ class SingletonRequest(Request):
     # Set on the class that Celery makes for each task.
     is_kept_alive = False
     _accepted_at = float("inf")
-    # What a dead child held, until its death is told.
+    # The place of a dead child, until its death is told.
     _held_at_death: Holder | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -169,7 +169,7 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # A call whose message comes again must not be kept out by its own cool-down.
+        # Its own cool-down must not keep out a call whose message comes again.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()

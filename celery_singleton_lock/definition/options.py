@@ -50,10 +50,6 @@ def seconds(name: str, value: Any, *, least: float) -> float:
     return float(number)
 
 
-def wait_timeout(name: str, value: Any) -> float | None:
-    return None if value is None else seconds(name, value, least=0)
-
-
 def count(name: str, value: Any, *, least: int = 1, most: int = MAX_LIMIT) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from {least} to {most}")
@@ -67,7 +63,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def given(value: Any) -> str:
-    """Show *value* in a message, with its type if its repr looks like that of a str."""
+    """*value* as a message shows it, with its type if it is no str and looks like one."""
     text = ""
     # A repr may fail: a lazy translation raises before Django is set up.
     with suppress(Exception):
@@ -95,8 +91,8 @@ def on_lost(name: str, value: Any) -> Any:
     return one_of(name, value, OnLost)
 
 
-def label(name: str, value: Any) -> str | None:
-    if value is not None and not isinstance(value, str):
+def label(name: str, value: Any) -> str:
+    if not isinstance(value, str):
         raise ConfigurationError(
             f"{name}={given(value)} is not allowed: give a format string, of type str, with at least one {{parameter}}"
         )
@@ -147,7 +143,7 @@ class SingletonOptions(TypedDict, total=False):
     lock_ttl: Annotated[Duration | None, Option(30, partial(seconds, least=1))]
     lock_on_conflict: Annotated[OnConflict | None, Option("skip", partial(one_of, words=OnConflict))]
     lock_skip_result: Any
-    lock_wait_timeout: Annotated[Duration | None, Option(None, wait_timeout)]
+    lock_wait_timeout: Annotated[Duration | None, Option(None, partial(seconds, least=0))]
     lock_on_lost: Annotated[OnLost | None, Option("abort", on_lost)]
     lock_on_store_error: Annotated[OnStoreError | None, Option("reschedule", partial(one_of, words=OnStoreError))]
     lock_min_hold: Annotated[Duration | None, Option(0, partial(seconds, least=0))]
@@ -267,14 +263,15 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():
-        own = option_of(task, name)
+        own = value = option_of(task, name)
+        spelled = f"lock_{name}"
+        if own is None:
+            if app is None:
+                continue
+            spelled = f"singleton_lock_{name}"
+            value = setting(app, spelled, option.default) if option.app_wide else option.default
         try:
-            if own is not None:
-                values[name] = option.check(f"lock_{name}", own)
-            elif app is not None:
-                name_for_all = f"singleton_lock_{name}"
-                set_for_all = setting(app, name_for_all, option.default) if option.app_wide else option.default
-                values[name] = option.check(name_for_all, set_for_all)
+            values[name] = None if value is option.default is None else option.check(spelled, value)
         except ConfigurationError as error:
             faults.append(str(error) if own is None else f"task {task.name}: {error}")
     mode = values.get("mode", "while_executing")
