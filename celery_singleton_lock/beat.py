@@ -73,7 +73,8 @@ class SingletonSchedulerMixin(Scheduler):
                     self._heap = None
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
-            self._log_silence(error)
+            if self._logs_again():
+                log.write(logging.WARNING, "beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
         # A loss of the lease must be seen well before another beat may lead.
@@ -112,7 +113,9 @@ class SingletonSchedulerMixin(Scheduler):
                 self._slot = self._claimed(entry)
                 return state
         except StoreError as error:
-            self._log_silence(error, entry=entry.name, due=due_of(entry).isoformat())
+            if self._logs_again():
+                due = due_of(entry).isoformat()
+                log.write(logging.WARNING, "beat.unanswered", "%s", error, entry=entry.name, due=due)
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
@@ -240,11 +243,12 @@ class SingletonSchedulerMixin(Scheduler):
             self._lease.release()
         self._lease = None
 
-    def _log_silence(self, error: StoreError, **slot: str) -> None:
-        """Log *error* at once, and then once a minute, because a store may refuse us for days."""
-        if clock() >= self._logs_again_at:
-            self._logs_again_at = clock() + _SILENCE
-            log.write(logging.WARNING, "beat.unanswered", "%s", error, **slot)
+    def _logs_again(self) -> bool:
+        """True at once, and then once a minute, because a store may refuse us for days."""
+        if clock() < self._logs_again_at:
+            return False
+        self._logs_again_at = clock() + _SILENCE
+        return True
 
     def _with_headers(self, entry: Any, slot: Slot) -> Any:
         due = _moment(slot.due).isoformat()

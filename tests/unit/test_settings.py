@@ -224,7 +224,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no redis": ({"broker_url": "amqp://a", "result_backend": "rpc://"}, ("singleton_lock_url is not set", "broker")),
     "no broker": ({"broker_url": [], "result_backend": "rpc://"}, ("singleton_lock_url is not set",)),
     **{
-        f"{number!r} replicas": ({**LOCKS, "singleton_lock_replicas": number}, (f"={number!r} is not allowed", "from 0"))
+        f"{number!r} replicas": ({**LOCKS, "singleton_lock_replicas": number}, (f"={number!r} is not allowed", "0 to"))
         for number in (-1, 1.0, "1", True, None)
     },
     **{
