@@ -102,7 +102,7 @@ if words.message then
         if not is_later then
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
-        twin = described(key, {each}, 1)
+        twin = described(key, {each})
         break
       end
     end
@@ -143,9 +143,8 @@ end
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer then
-  local holders = described(key, places, A_FEW)
-  holders = #holders > 0 and holders or described_calls({newer})
-  return looks and {'looked', now, 1, 1, 0} or refused(newer.task_id, holders)
+  local rows = described(key, places) or described_calls({newer})
+  return looks and {'looked', now, 1, 1, 0} or refused(newer.task_id, rows)
 end
 
 -- 4. Do as many calls go before the caller as places are free?
@@ -179,7 +178,7 @@ local yields = is_newcomer and words.turn_for
 local from = line and (yields and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
-  local front, unheard, stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
+  local stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
     if turn.is_message and is_queued then
       -- That message heeds the mark of this call.
       return
@@ -190,7 +189,6 @@ if line and free > #before and behind >= from then
     local may_come = yields and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and ranks_before(turn)
   end)
-  begin_line_at(key, line, front, unheard)
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
@@ -198,8 +196,8 @@ if line and free > #before and behind >= from then
   if missed > 0 and (looks or free <= #before) then
     wake_next(key, line, held)
   end
-  line = line.first <= line.last and line or nil
 end
+line = line and line.first <= line.last and line or nil
 
 -- The walks may have changed the caller's turn.
 local own = ticket and read_turn(key, ticket)
@@ -315,8 +313,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   end
   next_one = task_id
 end
-local holders = described(key, places, A_FEW)
-local rows = #holders > 0 and holders or described_calls(before)
+local rows = described(key, places) or described_calls(before)
 
 -- 7. Does the caller get a turn?
 if not words.turn_for then

@@ -31,7 +31,7 @@ for _, each in ipairs(lock.places) do
     is_cooling = true
   end
 end
-local rows = described(key, holders, math.huge)
+local rows = described(key, holders, math.huge) or {}
 for _, each in ipairs(holders) do
   if words.force then
     empty_place(key, each.place, each.token)

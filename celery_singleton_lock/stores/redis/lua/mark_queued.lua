@@ -73,9 +73,9 @@ if not is_repeated and (limit > 0 or cooling) then
 end
 local is_cooling = cooling and cooling.task_id ~= task_id
 if limit > 0 and held >= limit then
-  return refuse(described(key, places, A_FEW))
+  return refuse(described(key, places))
 elseif is_cooling and not words.sent then
-  return refuse(held > 0 and described(key, places, A_FEW) or described_calls({cooling}))
+  return refuse(described(key, places) or described_calls({cooling}))
 end
 local sooner = 0
 if words.newest and older_until > 0 then

@@ -35,31 +35,24 @@ if call('HDEL', key, 'w' .. token) == 1 then
   lost = ''
 end
 
--- Free the place, unless `min_hold` keeps it taken.
-local function free(place)
-  -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
-  local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
-  if free_at <= now then
-    empty_place(key, place, token)
-    return true
-  end
-  -- No caller has the new token, so none renews or releases the place.
-  forget_token(key, place, token)
-  call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
-  expire_after(key, free_at - now)
-  return false
-end
-
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for place, each in ipairs(lock.places) do
-  local is_taken = each.alive
   if each.token == token and (not words.place or tonumber(words.place) == place) then
     copy_has_come = marker and call('HEXISTS', key, place .. ':c') == 1
-    is_kept = not free(place)
-    is_taken, lost = is_kept, ''
-    each.token = is_kept and token or nil
+    -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
+    local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
+    is_kept, lost, each.alive = free_at > now, '', false
+    if is_kept then
+      -- No caller has the new token, so none renews or releases the place.
+      forget_token(key, place, token)
+      call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
+      expire_after(key, free_at - now)
+    else
+      empty_place(key, place, token)
+      each.token = nil
+    end
   end
-  held = held + (is_taken and places_of(each.token) or 0)
+  held = held + (each.alive and places_of(each.token) or 0)
   highest_left = each.token and place or highest_left
 end
 if #lock.places > 1 and highest_left == 1 then

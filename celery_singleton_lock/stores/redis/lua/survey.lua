@@ -53,7 +53,7 @@ for _, each in ipairs(lock.places) do
     asked[#asked + 1] = {each.token, call('HGET', key, 'broken:' .. each.token) or ''}
   end
 end
-local rows = described(key, lock.places, math.huge)
+local rows = described(key, lock.places, math.huge) or {}
 return {
   now, lock.fence or '', waiters, described_calls(marks, math.huge), rows, described_calls(turns, math.huge), asked, foreign,
 }

@@ -118,27 +118,27 @@ local function empty_place(key, place, token)
 end
 
 -- A holder is seven values in an answer: place, token, deadline, grant, task id, hostname, task name and label.
-local function add_values(holders, values)
+local function add_values(rows, values)
   for i = 1, 7 do
-    holders[#holders + 1] = values[i] or ''
+    rows[#rows + 1] = values[i] or ''
   end
 end
 
--- At most `most` of the holders, in the order in which their leases end.
+-- A few of the holders, or at most `most`, in the order in which their leases end; nil if there are none.
 local function described(key, places, most)
-  local alive, holders = {}, {}
+  local alive, rows = {}, {}
   for _, each in ipairs(places) do
     if each.alive then
       alive[#alive + 1] = each
     end
   end
   table.sort(alive, function(one, other) return one.deadline < other.deadline end)
-  for i = 1, math.min(#alive, most) do
+  for i = 1, math.min(#alive, most or A_FEW) do
     local place = alive[i].place
     local facts = call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
-    add_values(holders, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
+    add_values(rows, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
   end
-  return holders
+  return #alive > 0 and rows or nil
 end
 
 -- Calls that hold nothing, in the form of holders. Instead of a place they have the word for their state, and instead of a

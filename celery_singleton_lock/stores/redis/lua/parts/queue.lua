@@ -124,36 +124,6 @@ local function tell_near(key, from, last)
   end
 end
 
--- Visit the turns from a ticket on, in order, until `visit` says `enough`. A walk reads `LONGEST_WALK` tickets, or twice as
--- many if it begins before the front. Returns three values:
---
---   the first ticket whose turn is not unheard, or the ticket at which the next walk begins
---   the first ticket whose turn is unheard, or nil
---   true if the walk stopped short, because it met unheard turns only, and more follow
-local function walk_line(key, line, from, last, visit)
-  local front, unheard
-  local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
-  for ticket = from, stop do
-    local turn = turn_at(key, ticket)
-    if turn then
-      if turn.state == WOKEN and turn.since <= now - TIME_TO_COME then
-        missed = missed + 1
-        set_unheard(key, ticket, turn)
-      end
-      local verdict = visit(turn, ticket)
-      if turn.state == UNHEARD then
-        unheard = unheard or ticket
-      else
-        front = front or ticket
-      end
-      if verdict == 'enough' then
-        return front or ticket, unheard, false
-      end
-    end
-  end
-  return front or math.max(from, stop + 1), unheard, not front and stop < last
-end
-
 -- The first ticket before the front that is not known to be void.
 local function tidied(key, line)
   local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
@@ -186,11 +156,42 @@ local function begin_line_at(key, line, front, unheard)
   tell_near(key, math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last))
 end
 
+-- Visit the turns from a ticket on, in order, until `visit` says `enough`. A walk reads `LONGEST_WALK` tickets, or twice as
+-- many if it begins before the front. Later walks begin at the first turn that is not unheard. Returns whether the walk met
+-- unheard turns only, and more follow.
+local function walk_line(key, line, from, last, visit)
+  local front, unheard
+  local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
+  for ticket = from, stop do
+    local turn = turn_at(key, ticket)
+    if turn then
+      if turn.state == WOKEN and turn.since <= now - TIME_TO_COME then
+        missed = missed + 1
+        set_unheard(key, ticket, turn)
+      end
+      local verdict = visit(turn, ticket)
+      if turn.state == UNHEARD then
+        unheard = unheard or ticket
+      else
+        front = front or ticket
+      end
+      if verdict == 'enough' then
+        front = front or ticket
+        break
+      end
+    end
+  end
+  if from <= line.front then
+    begin_line_at(key, line, front or stop + 1, unheard)
+  end
+  return not front and stop < last
+end
+
 -- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. After a
 -- release the client has them woken; after another script, the next turn finds the place when it looks.
 local function wake_next(key, line, held)
   local woken = 0
-  local front, unheard, stopped_short = walk_line(key, line, line.front, line.last, function(turn, ticket)
+  return walk_line(key, line, line.front, line.last, function(turn, ticket)
     local free = turn.limit - held
     if turn.state == UNHEARD then
       return
@@ -200,8 +201,6 @@ local function wake_next(key, line, held)
       woken = woken + places_of(turn.token)
     end
   end)
-  begin_line_at(key, line, front, unheard)
-  return stopped_short
 end
 
 -- Read a lock, with the ticket of one turn, but without its facts and its turns.
