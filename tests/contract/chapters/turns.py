@@ -573,6 +573,17 @@ class Turns(Contract):
         assert refused(store.acquire(copy)).is_own
         assert line_of(store) == []
 
+    def test_a_copy_that_waits_for_its_turn_passes_nobody(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn_of(store, "first")
+        second = turn_of(store, "second")
+        refused(store.acquire(replace(second, token="of the copy", may_be_copy=True)))
+        with listening(store, "first", "second") as heard:
+            store.release(claim("a"), None)
+            until(lambda: _called(heard), "one of them is called")
+
+        assert _called(heard) == {"first"}
+
     def test_the_successor_is_called_and_the_one_that_it_supersedes(self, store: Store) -> None:
         store.acquire(claim("a"))
         old, new = (replace(message(name, at), turn_for=0.0) for name, at in [("old", 1), ("new", 2)])

@@ -29,7 +29,7 @@ local function words_in(text)
   return words
 end
 
--- Does nothing, but a server out of memory refuses HSET as the first write of a script, and allows HDEL.
+-- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
 local function begin_writing(key)
   call('HDEL', key, '')
 end
@@ -42,17 +42,14 @@ local function expire_after(key, microseconds)
   end
 end
 
-local function grant_in(value)
-  local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) ?(%S*) ?(%d*) ?%S* ?(%d*) ?(%d*)')
-  local granted_at = tonumber(since) or 0
-  return {
-    since = granted_at, fence = granted_at + (tonumber(ahead) or 0), ttl = tonumber(ttl) or 0,
-    attempt = tonumber(attempt) or 0, published = tonumber(published) or 0,
-  }
-end
-
 local function grant_of(key, place)
-  return grant_in(call('HGET', key, place .. ':'))
+  local since, ahead, attempt, published =
+    string.match(call('HGET', key, place .. ':') or '', '^(%d+) ?(%S*) ?%d* ?%S* ?(%d*) ?(%d*)')
+  since = tonumber(since) or 0
+  return {
+    since = since, fence = since + (tonumber(ahead) or 0), attempt = tonumber(attempt) or 0,
+    published = tonumber(published) or 0,
+  }
 end
 
 -- Whether the call of a grant has ended, although its run may still hold the place.
@@ -69,7 +66,7 @@ local function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
--- All places in order. The token of an empty place is nil. A holder that was asked to stop is alive until its deadline.
+-- All places in order. The token of an empty place is nil.
 local function read_places(key, highest)
   local places = {}
   for place = 1, highest do
@@ -84,7 +81,6 @@ local function read_places(key, highest)
   return places
 end
 
--- A holder that was asked to stop stays marked as such.
 local function set_deadline(key, each, deadline)
   call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
@@ -107,7 +103,7 @@ local function let_holders_stay(key, places)
   end
 end
 
--- Delete what a holder has left, but for the facts of its place.
+-- Delete what is kept of a token. The facts of its place stay.
 local function forget_token(key, place, token)
   call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
 end

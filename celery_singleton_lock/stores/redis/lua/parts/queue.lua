@@ -26,8 +26,8 @@ local TIME_TO_COME = 3000000 -- the time that a message has to come once its tur
 local MOST_WOKEN = 16 -- turns that are woken at once
 local TIDIED_AT_ONCE = 20
 
--- How many woken turns have not come. Their worker has no free process, or is paused, and may have the turns behind them
--- too. So twice as many others are woken, and the first that comes is granted.
+-- How many woken turns have not come. Their worker is busy or paused, and may have the next turns too. So twice as many
+-- others are woken, and the first that comes is granted.
 local missed = 0
 
 local function read_turn(key, ticket)

@@ -82,12 +82,12 @@ end
 local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
-      local facts = call('HMGET', key, each.place .. ':', each.place .. ':i', each.place .. ':n')
-      local grant = grant_in(facts[1])
+      local grant, task_id = grant_of(key, each.place), call('HGET', key, each.place .. ':i')
       local published = grant.published > 0 and grant.published or grant.since
-      local is_meant = caller.policy == 'replace' or string.match(facts[3] or '', '^[^\31]*') == caller.task_name
-      if facts[2] and facts[2] ~= '' and is_meant and published > caller.published then
-        return facts[2]
+      local name = string.match(call('HGET', key, each.place .. ':n') or '', '^[^\31]*')
+      local is_meant = caller.policy == 'replace' or name == caller.task_name
+      if task_id and task_id ~= '' and is_meant and published > caller.published then
+        return task_id
       end
     end
   end
