@@ -63,6 +63,8 @@ class TestMemoryStore(StoreContract):
     def store(self) -> MemoryStore:
         store = MemoryStore()
         store._server.time = self.now
+        # A database goes by the clock with which it was made.
+        store._server.dbs.clear()
         return store
 
     @pytest.fixture
