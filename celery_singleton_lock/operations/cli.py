@@ -325,7 +325,8 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
     notice = text("Marks to be dropped")
     code = int(not marks)
     if marks and dry_run and not is_json:
-        click.echo(table([row.cells for row in locks.rows(row.lock for row in marks)], is_wide=True))
+        found = locks.rows({row.lock.key: row.lock for row in marks}.values())
+        click.echo(table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:
         if not yes:
             click.echo(notice, err=True)

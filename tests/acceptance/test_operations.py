@@ -421,6 +421,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
     planned = operate("break", "--marks", "shop.*", "--dry-run").stdout
     assert "3001, of 3001 locks" in planned
     assert "because they are held: 1." in planned
+    assert "cooldown" not in planned
     assert "--yes" in operate("break", "--marks", "shop.*", code=NO).stderr
     assert len(json.loads(operate("list", "shop.index", "--json").stdout)) == 3000
     began = time.monotonic()
