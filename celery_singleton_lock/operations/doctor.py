@@ -302,6 +302,10 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
+        # As each worker of Celery decides whether it takes questions.
+        if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
+            why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
+            return None, f"the workers could not be asked: {why}"
         is_well = None if app.conf.task_always_eager or not lockable(app) else False
         return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
     faults = []

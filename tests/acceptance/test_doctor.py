@@ -410,6 +410,18 @@ def test_that_no_worker_runs_is_a_no(own: Server, app_of: AppOf) -> None:
     assert "start one" in diagnosis.of("workers")[1]
 
 
+@pytest.mark.parametrize("settings", [{"worker_enable_remote_control": False}, {"broker_url": "sqla+sqlite://"}])
+def test_workers_that_take_no_questions_are_not_said_to_be_missing(
+    own: Server, app_of: AppOf, settings: dict[str, Any]
+) -> None:
+    app = app_of(own.url, settings={"broker_url": own.url, **settings})
+
+    diagnosis = examined(app, *SOON[:-1], "1")
+
+    assert (diagnosis.code, diagnosis.of("workers")[0]) == (YES, None)
+    assert "start one" not in diagnosis.of("workers")[1]
+
+
 def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: Server, recorder: Recorder) -> None:
     with workers("tests.acceptance.app", {"TEST_TTL": "30"}, concurrency=1):
         tasks.by_policy["skip"].delay("busy", gate="it is examined")
