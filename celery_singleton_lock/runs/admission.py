@@ -15,7 +15,14 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
-from celery_singleton_lock.runs.message import Notes, has_copies, is_later_attempt, redelivered_within
+from celery_singleton_lock.runs.message import (
+    Notes,
+    broker_delays,
+    has_copies,
+    is_later_attempt,
+    publish_again,
+    redelivered_within,
+)
 from celery_singleton_lock.runs.policies import (
     CONTINUED,
     POLICIES,
@@ -29,7 +36,6 @@ from celery_singleton_lock.runs.policies import (
     jittered,
     longest_wait,
 )
-from celery_singleton_lock.runs.requeue import broker_delays, publish_again
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND

@@ -107,9 +107,9 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
 
 
 @cache
-def store_retry_once(kind: Any) -> None:
-    """From now on, a result backend of this kind does not store RETRY again for a run that has stored it."""
-    mark_as_retry = kind.mark_as_retry
+def stores_retry_once(kind: Any) -> Callable[..., Any]:
+    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no RETRY for a run that has stored it."""
+    mark_as_retry: Callable[..., Any] = kind.mark_as_retry
 
     def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
         run = run_of(kwargs.get("request"))
@@ -117,6 +117,7 @@ def store_retry_once(kind: Any) -> None:
         return None if is_stored else mark_as_retry(backend, *args, **kwargs)
 
     kind.mark_as_retry = once
+    return mark_as_retry
 
 
 # The results of other runs.

@@ -47,8 +47,8 @@ from celery_singleton_lock.runs.endings import (
     Reason,
     Revoked,
     end_workflows,
-    store_retry_once,
     store_revoked,
+    stores_retry_once,
     unmark,
 )
 from celery_singleton_lock.runs.message import (
@@ -125,6 +125,8 @@ class Run:
         self.delivery = delivery_of(request)
         self._made_at = clock()
         self.way = way_of(task, request, notes, self.delivery)
+        # The run has a message of its own, which can go back to the broker.
+        self.can_be_requeued = self.way in ("first", "copy")
         self.is_later_attempt = is_later_attempt(request, notes)
         self.interrupt = Interrupt()
         # The app may move to another store while this run holds its lock.
@@ -144,11 +146,6 @@ class Run:
         if phase is OVER:
             # Weak from now on: otherwise run and request keep each other alive until the garbage collector runs.
             self.request = proxy(self.request)
-
-    @property
-    def can_be_requeued(self) -> bool:
-        """The run has a message of its own, which can go back to the broker."""
-        return self.way in ("first", "copy")
 
     def _deadman(self) -> DeadMan:
         # Only the children of a prefork pool are daemons.
@@ -203,12 +200,12 @@ class Run:
 
         Store nothing if another delivery of the message *may_be_over*: RETRY would hide its end.
         """
-        store_retry_once(self.task.backend.__class__)
+        mark_as_retry = stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no RETRY for a requeue, which is no error: a success would not overwrite
         # that RETRY.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
-            self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
+            self._store(partial(mark_as_retry, self.task.backend, self.request.id, why, traceback))
         self.stored_retry = key
 
     def _store_started(self) -> None:
