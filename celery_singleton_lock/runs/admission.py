@@ -30,7 +30,6 @@ from celery_singleton_lock.runs.policies import (
     Policy,
     Refused,
     WaitsHere,
-    count_wait,
     delay_of,
     end_of_joined,
     jittered,
@@ -147,10 +146,7 @@ def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
     """Wait in line, and return the last answer. Without a grant, the turn is given back."""
     log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
     run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
-    try:
-        answer = run.lease.wait(seconds)
-    finally:
-        count_wait(run)
+    answer = run.lease.wait(seconds)
     if isinstance(answer, Grant):
         run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
     else:

@@ -221,8 +221,6 @@ class RequestState:
     map: Task | None = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
-    # Seconds that the items of a map have waited in its slot.
-    waited: float = 0.0
 
     def __init__(self, request_id: str | None) -> None:
         # A pool may hand several runs the same request object, one after the other.

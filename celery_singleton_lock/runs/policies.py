@@ -13,10 +13,10 @@ from celery_singleton_lock.definition.options import LockOptions, OnConflict, op
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
-from celery_singleton_lock.runs.message import broker_delays, state_for, state_of
+from celery_singleton_lock.runs.message import broker_delays
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, LockState, Succession
+from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, Succession
 
 _FOR_EVER = float("inf")
 
@@ -97,8 +97,9 @@ def _run_next(run: Run, conflict: Conflict) -> Refused:
 
 def _join(run: Run, conflict: Conflict) -> Refused:
     holder = conflict.first
-    notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY
-    return _joined(run, holder, **notes)
+    return _joined(
+        run, holder, **(_joining(run, holder, conflict.at) if has_result(run.task, holder) else {"joins": ""})
+    )
 
 
 POLICIES: dict[OnConflict, Policy] = {
@@ -205,15 +206,7 @@ def longest_wait(run: Run) -> float:
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
     if not (hard or soft) or request.is_eager:
         return _FOR_EVER
-    state = state_of(request)
-    waited = state.waited if state is not None else 0.0
-    return min(limit for limit in (hard, soft) if limit) * _SHARE - waited - run.age
-
-
-def count_wait(run: Run) -> None:
-    """Count the time that an item of a map has waited, because all items share the time limit of their map."""
-    if run.way == "item":
-        state_for(run.map.request).waited += run.age
+    return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
 
 
 # Ending with the result of another run.
@@ -221,18 +214,34 @@ def count_wait(run: Run) -> None:
 # Seconds from the release of a lease until its result is stored. A later result never comes: the holder has died, or
 # keeps no results.
 _RESULT_GRACE = 1.5
-_JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 0}
 
 
 def end_of_joined(run: Run) -> Ended | Refused | None:
     """The decision about a run that has joined another; None if the joined run is dead, so the run asks."""
-    joins = run.notes.joins
+    notes = run.notes
+    joins = notes.joins
     (state,) = run.store.survey([run.key])
     for holder in state.holders:
         if holder.task_id == joins:
-            return _joined(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
+            return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
     # Look only now: while the joined run holds the lock, a result may be an earlier run's with the same task id.
-    return _result_of(run, joins, state)
+    kept = final_result(run.task, joins, notes.joins_since)
+    if kept is not None:
+        result = kept.get("result")
+        if kept["status"] == states.SUCCESS:
+            return Ended(result)
+        if kept["status"] == states.REVOKED:
+            text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
+            return run.revoked(text, "joined", joins)
+        return None if isinstance(result, WorkerLostError) else Ended(error=result)
+    # A run that goes on by `retry()` or `replace()` may end much later, so `tell_joiners` has stored its fence. An
+    # older fence is that of an earlier run with this task id. The wait is bounded, because a message may be lost.
+    goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
+    patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
+    # By the clock of the store, because the call may come to another host each time.
+    free_since = notes.free_since or state.at
+    is_patient = state.at - free_since < patience * 1_000_000
+    return _joined(run, Holder.former(run.key, joins), free_since=free_since) if is_patient else None
 
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
@@ -246,29 +255,6 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
 
 def _joined(run: Run, holder: Holder, **notes: Any) -> Refused:
     return Refused("joined", holder, delay=delay_of(run, JOINED), notes=notes)
-
-
-def _result_of(run: Run, joins: str, state: LockState) -> Ended | Refused | None:
-    kept = final_result(run.task, joins, run.notes.joins_since) or {}
-    outcome = kept.get("status")
-    result = kept.get("result")
-    if outcome == states.SUCCESS:
-        return Ended(result)
-    if outcome == states.REVOKED:
-        return run.revoked(
-            f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins
-        )
-    if outcome == states.FAILURE:
-        return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so `tell_joiners` has stored its fence. An
-    # older fence is that of an earlier run with this task id. The wait is bounded, because a message may be lost.
-    goes_on = 0 < run.notes.joins_fence <= _fence_told(run.task, joins)
-    patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
-    # By the clock of the store, because the call may come to another host each time.
-    free_since = run.notes.free_since or state.at
-    if state.at - free_since < patience * 1_000_000:
-        return _joined(run, Holder.former(run.key, joins), free_since=free_since)
-    return None
 
 
 # Telling the calls that have joined a run.
