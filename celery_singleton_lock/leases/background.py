@@ -25,10 +25,7 @@ _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """Calls functions, one after the other, in a thread, which goes on while it is idle if it *stays*.
-
-    Where threads are greenlets, this is a greenlet, too.
-    """
+    """A thread, or a greenlet beside greenlets, that calls functions in order. It ends when idle, unless it *stays*."""
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
         self._stays = stays
@@ -89,25 +86,18 @@ background = Background()
 
 @dataclass(eq=False)
 class PendingRelease:
-    """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers.
-
-    Attributes:
-        give_up_at: The moment, on `clock()`, at which the lease, turn or mark has expired in the store.
-        release: Makes the request, and raises `StoreError` without an answer.
-        may_release: False puts a try off.
-        may_arrive: The acquire or the mark may still be under way on another connection, and arrive after the release.
-            So the release is repeated for three seconds after the first answer.
-    """
+    """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers."""
 
     store: Store
     key: str
-    give_up_at: float
-    release: Callable[[], object]
-    may_release: Callable[[], bool] = lambda: True
+    give_up_at: float  # on `clock()`: it has expired in the store
+    release: Callable[[], object]  # a `StoreError` is no answer
+    may_release: Callable[[], bool] = lambda: True  # False puts a try off
+    # The acquire or the mark may still be under way, and arrive after the release. So the release is repeated for three
+    # seconds after the first answer.
     may_arrive: bool = False
 
     def __call__(self) -> None:
-        """Try once, and again later if that is needed."""
         pause = _PAUSE
         try:
             pause = self._try()

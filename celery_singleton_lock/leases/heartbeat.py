@@ -65,11 +65,9 @@ class Renewable:
 
     @property
     def is_kept(self) -> bool:
-        """The heartbeat keeps it alive."""
         raise NotImplementedError
 
     def lose(self, reason: LostReason) -> None:
-        """Tell its holder to stop, or report the loss."""
         raise NotImplementedError
 
     @property
@@ -105,8 +103,8 @@ class Renewable:
 class RenewalThread(DaemonThread):
     """Renews the leases of this process in one store, or in one part of it, when they are due.
 
-    Where threads are greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The
-    log and the event loop have locks of greenlets, so a greenlet makes the calls to them.
+    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The log and the
+    event loop have locks of greenlets, so a greenlet makes the calls to them.
     """
 
     def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
@@ -152,7 +150,6 @@ class RenewalThread(DaemonThread):
         return bool(self.watching)
 
     def _step(self) -> bool:
-        """Sleep until a lease is due, or comes; then renew the leases that are due."""
         # Before the look, because a lease that comes during the look has to wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
@@ -274,7 +271,6 @@ class Heartbeat:
 
 
 def tell_late(late: dict[Renewable, float]) -> None:
-    """Log and count by how much each is late."""
     text = "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
     for number, (one, seconds) in enumerate(late.items()):
         if number < _MOST_LINES:

@@ -78,7 +78,6 @@ class Interrupt:
     _cancelled_in: set[Loop]
 
     def __enter__(self) -> None:
-        """From now on, `on_lost` reaches the code that runs."""
         self._guard = threading.Lock()
         thread = threading.get_ident()
         if patched_by() is not None:
@@ -90,7 +89,6 @@ class Interrupt:
         self._thread = thread
 
     def __exit__(self, *_: object) -> None:
-        """From now on, `on_lost` reaches nothing."""
         thread = self._thread
         self._thread = None
         if self._error is not None:
@@ -128,11 +126,7 @@ class Interrupt:
             time.sleep(pause)
 
     def _ask_loops(self, seconds: float) -> tuple[set[int], bool]:
-        """Have each event loop that runs cancel the tasks of the body.
-
-        Returns:
-            The threads of the loops that answer within *seconds*, and whether another loop runs and is silent.
-        """
+        """Have each event loop cancel the tasks of the body: the threads that answer, and whether a loop is silent."""
         answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
         asked = list[Loop]()
         for loop in _loops_that_run():
@@ -286,10 +280,7 @@ def has_fired(pid: int, at: float) -> bool:
 
 
 class DeadMan:
-    """One timer of this process, which its forked children do not inherit.
-
-    The kernel has a limited number of timers, so `disarm`, or the end of this object, gives it back.
-    """
+    """One timer of this process. The kernel has few timers, so `disarm`, or the end of this object, gives it back."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -298,11 +289,7 @@ class DeadMan:
         self._timer = ctypes.c_void_p(_NO_TIMER)
 
     def arm(self, deadline: float) -> None:
-        """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed again or disarmed before.
-
-        Raises:
-            ConfigurationError: The kernel refuses another timer.
-        """
+        """Kill this process at *deadline*, on CLOCK_BOOTTIME; a `ConfigurationError` if no timer is left."""
         if self._over:
             return
         create = _function("timer_create")
@@ -317,7 +304,6 @@ class DeadMan:
             self.disarm()
 
     def disarm(self) -> None:
-        """Let this process live, and give the timer back to the kernel."""
         self._over = True
         # A forked child may have another timer of that number.
         if self._timer.value != _NO_TIMER and self._pid == os.getpid():

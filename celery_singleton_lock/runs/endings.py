@@ -202,10 +202,7 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """End the marks of a call now, or *in_background* if the store does not answer, or must not be waited for.
-
-    See `Store.unmark`, and for *may_arrive* `PendingRelease`.
-    """
+    """See `Store.unmark` and `PendingRelease`. Without an answer, or at once *in_background*, it is repeated there."""
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     if not in_background:
         try:
@@ -217,10 +214,7 @@ def unmark(
 
 
 def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:
-    """End the mark of a queued call if the call, or the workflow that replaces it, has ended.
-
-    For example, Celery stores REVOKED long before the message of the call comes.
-    """
+    """End the mark of a queued call if the call, or its workflow, has ended. Its message may still be on its way."""
     has_ended = found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
     if has_ended:
         unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)
@@ -313,10 +307,7 @@ _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
 
 @cache
 def look_after_workflows() -> None:
-    """Let this worker end the marks of the workflows whose steps it runs.
-
-    The methods are wrapped as they are now: an agent may have patched them since this library was imported.
-    """
+    """Let this worker end the marks of workflows. An agent may patch the same methods between import and this."""
     for owner, name, wrapped in _IN_A_WORKER:
         setattr(owner, name, wrapped(getattr(owner, name)))
 
@@ -338,7 +329,6 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     try:
         notes = Notes() if request.called_directly else notes_of(request)
     except ConfigurationError:
-        # The call has ended with this error.
         return
     if notes.key and notes.left_something:
         unmark(store_of(task.app), notes.key, text_of(request.id))

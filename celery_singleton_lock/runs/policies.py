@@ -68,17 +68,15 @@ def _raise(_: Run, conflict: Conflict) -> Refused:
 
 
 def _reschedule(run: Run, conflict: Conflict) -> Refused:
-    """Requeue the run, unless it has waited long enough."""
     return _raise(run, conflict) if _waiting_left(run, conflict) < REFUSED.first else _requeued(run, conflict)
 
 
 def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
-    """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit.
-
-    A worker ends a requeued message that has expired. A run does not wait for a lock that the calling code has.
-    """
+    """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit."""
+    # A run does not wait for a lock that the calling code has.
     has_lock = held_here(run.key) is not None or has_locked(run.key)
     if not (run.claim.waits_here or has_lock):
+        # A worker ends a requeued message that has expired.
         expires_in = until_expired(run.task, run.request.expires)
         return WaitsHere(min(_waiting_left(run, conflict), longest_wait(run), expires_in))
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
