@@ -76,7 +76,7 @@ class SingletonRequest(Request):
             # The pool's own errors have gone through no pipe, which would have unwrapped them.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
-            self._release_once_dead(is_redelivered=self._is_redelivered(), is_told=True)
+            self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
         with for_a_dead_run(self._notes()):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
@@ -164,7 +164,7 @@ class SingletonRequest(Request):
         runs_for_long = time.monotonic() - self._accepted_at > options.ttl / _LATE
         return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
-    def _release_once_dead(self, *, is_redelivered: bool, is_told: bool = False) -> None:
+    def _release_once_dead(self, *, is_redelivered: bool, has_died: bool = False) -> None:
         pid, lease = self.worker_pid, self.lease
         if not self._runs_in_a_child() or lease is None:
             return
@@ -173,7 +173,7 @@ class SingletonRequest(Request):
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
-        if is_told:
+        if has_died:
             pending.release = partial(self._release_and_tell, lease, is_lost=has_fired(pid, clock()))
         pending.may_release = lambda: _state_of(pid) in _DEAD
         # The child may have died during its acquire, which may arrive later.

@@ -187,7 +187,7 @@ class KeyMaker:
                 values = [_WRITERS[type(args[position])](args[position]) for position in self._positions]
                 return _key(prefix, self._name, self._text % tuple(values))
             except (KeyError, ValueError):
-                # As in `_text_of`.
+                # See `_text_of`.
                 pass
         choice = self._choice
         if self._receive is not None:
@@ -229,21 +229,17 @@ class KeyMaker:
     def _text_of(self, arguments: Mapping[str, Any]) -> str:
         choice = self._choice
         if isinstance(choice, str):
-            return _WRITERS[str](self._filled_in(choice, arguments))
+            fill = partial(choice.format_map, arguments)
+            if not (self._has_bare_fields and are_plain(arguments.values())):
+                # Our formatter refuses sets. Plain arguments go without it, because it takes several times as long.
+                fill = partial(_FORMATTER.vformat, choice, (), _plain_items(arguments))
+            return _WRITERS[str](_made_by_user(choice, fill))
         try:
             values = map(arguments.__getitem__, self._in_text)
             return self._text % tuple([_WRITERS[type(value)](value) for value in values])
         except (KeyError, ValueError):
             # A value is of another type, or is an int of more digits than Python writes.
             return _written(arguments if self._counting is None else {name: arguments[name] for name in self._counting})
-
-    def _filled_in(self, template: str, arguments: Mapping[str, Any]) -> str:
-        fill = partial(template.format_map, arguments)
-        if not (self._has_bare_fields and are_plain(arguments.values())):
-            # Our formatter refuses sets. Plain arguments go without it, because it takes several times as long.
-            fill = partial(_FORMATTER.vformat, template, (), _plain_items(arguments))
-        text: str = _made_by_user(template, fill)
-        return text
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         if self._is_usual and len(args) <= len(self._names):

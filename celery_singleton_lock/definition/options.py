@@ -18,12 +18,12 @@ from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# An option of a kombu transport, and the channel attribute with its default. For Pub/Sub, kombu extends each deadline.
-_TIMEOUTS = (
-    ("visibility_timeout", "visibility_timeout"),
-    ("visibility_timeout", "default_visibility_timeout"),
-    ("peek_lock_seconds", "default_peek_lock_seconds"),
-)
+# The channel attributes of kombu's transports with such a timeout, and their options. Pub/Sub extends each deadline.
+_TIMEOUTS = {
+    "visibility_timeout": "visibility_timeout",
+    "default_visibility_timeout": "visibility_timeout",
+    "default_peek_lock_seconds": "peek_lock_seconds",
+}
 
 UNSET: Any = object()
 # The acquire script reads every place, so a higher limit would slow it.
@@ -302,7 +302,7 @@ def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
     # A transport may have no timeout, and may need a package that is not installed here.
     with suppress(Exception):
         channel = app.connection_for_read().get_transport_cls().Channel
-        for option, default in _TIMEOUTS:
+        for default, option in _TIMEOUTS.items():
             if isinstance(seconds := getattr(channel, default, None), int | float):
                 return options.get(option, seconds)
     return _VISIBILITY_TIMEOUT
