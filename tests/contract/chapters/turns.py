@@ -106,9 +106,13 @@ class Turns(Contract):
         self, store: Store
     ) -> None:
         store.acquire(claim("a"))
-        for name, published in [("first", 1), ("third", 3), ("fourth", 4), ("second", 2)]:
-            turn_of(store, name, published)
+        published = {"first": 1, "third": 3, "fourth": 4, "second": 2}
+        turns = {name: turn_of(store, name, at) for name, at in published.items()}
+        assert line_of(store) == ["first", "second", "third", "fourth"]
 
+        # The store has lost its turn.
+        store.unmark(KEY, "second")
+        refused(store.acquire(turns["second"]))
         assert line_of(store) == ["first", "second", "third", "fourth"]
 
     def test_one_that_comes_later_passes_nobody(self, store: Store) -> None:
@@ -288,6 +292,7 @@ class Turns(Contract):
         for number in range(100):
             turn_of(store, f"later {number}", published=1 + number)
         refused(store.acquire(replace(message("lost"), rank=first.rank + 1)))
+        assert line_of(store)[:3] == ["first", "lost", "later 0"]
         with listening(store, "first", "lost") as heard:
             store.release(claim("a"), None)
 

@@ -62,7 +62,6 @@ end
 -- @include successor
 -- @include queue
 local PATIENCE = 30000000 -- how long a free place is kept for the successor
-local AT_ONE_MOMENT = 20 -- last tickets, searched for the position of a newcomer
 local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
 ttl = tonumber(ttl)
@@ -197,7 +196,6 @@ if line and free > #before and behind >= from then
     wake_next(key, line, held)
   end
 end
-line = line and line.first <= line.last and line or nil
 
 -- The walks may have changed the caller's turn.
 local own = ticket and read_turn(key, ticket)
@@ -335,8 +333,8 @@ end
 
 -- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
 -- whether a turn was found that stays beyond them.
-local function position_from(each, step, most)
-  local moved, stop = {}, each + most * step
+local function position_from(each, step)
+  local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
     local other = turn_at(key, each)
     if other and passes(other) == (step > 0) then
@@ -361,9 +359,9 @@ if not own then
   -- New turns are among the last, and turns that come back among the first. The others move towards that end, up to the
   -- next void ticket.
   local moved, is_found
-  ticket, moved, is_found = position_from(line.last, -1, turn.rank and LONGEST_WALK or AT_ONE_MOMENT)
+  ticket, moved, is_found = position_from(line.last, -1)
   if turn.rank and not is_found then
-    step, ticket, moved = -1, position_from(line.first, 1, LONGEST_WALK)
+    step, ticket, moved = -1, position_from(line.first, 1)
   end
   local void = ticket
   while moved[void] do
