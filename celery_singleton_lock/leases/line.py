@@ -58,7 +58,7 @@ _FREE = "free"
 _A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next turn looks, after a turn has found a place free by itself: there may be another place.
+# Seconds until the next turn looks after a turn that was not woken: there may be another free place.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days.
@@ -106,7 +106,7 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 def _pause_of(position: Position | Conflict, ttl: float, *, is_deaf: bool) -> float:
     if position.is_near:
-        # Nobody wakes it when a cool-down or a dead holder's lease ends, but that moment is known.
+        # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
         return min(_SOON, max(_SHORTEST, position.free_in))
     return _SOON if is_deaf else ttl
 

@@ -83,9 +83,9 @@ class Link:
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self.socket: Any = getattr(connection, "_sock", None)
+        self._socket: Any = getattr(connection, "_sock", None)
         self._reader: Any = None
-        if Reader is not None and isinstance(self.socket, socket.socket):
+        if Reader is not None and isinstance(self._socket, socket.socket):
             errors = {"protocolError": exceptions.InvalidResponse, "replyError": connection._parser.parse_error}  # noqa: SLF001
             text = {"encoding": OURS["encoding"], "errors": OURS["encoding_errors"]}
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
@@ -94,10 +94,9 @@ class Link:
         """Send, and return that many replies. A refusal is a reply, unless it may pass."""
         if number == 1 and self._reader is not None:
             try:
-                self.socket.sendall(sent)
+                self._socket.sendall(sent)
                 if until - clock() >= REPLY_TIMEOUT:
-                    reply = self._received()
-                    return [_refusal(reply) if isinstance(reply, exceptions.RedisError) else reply]
+                    return [self._received()]
             except OSError as error:
                 kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
                 raise kind(str(error)) from error
@@ -115,28 +114,15 @@ class Link:
                 replies.append(_refusal(error))
         return replies
 
-    def arrived(self) -> list[Any]:
-        """The replies that have arrived on a readable socket. A refusal is a reply."""
-        # TLS may keep a part of what it has read, and then the socket is not readable again.
-        if self._reader is not None and not isinstance(self.socket, ssl.SSLSocket):
-            return [self._received(), *iter(self._reader.gets, _NOT_YET)]
-        replies = []
-        while self.connection.can_read(timeout=0):
-            try:
-                replies.append(self.connection.read_response())
-            except exceptions.ResponseError as error:
-                replies.append(error)
-        return replies
-
     def _received(self) -> Any:
         reply = _NOT_YET
         while reply is _NOT_YET:
-            received = self.socket.recv(_RECEIVED_AT_ONCE)
+            received = self._socket.recv(_RECEIVED_AT_ONCE)
             if not received:
                 raise exceptions.ConnectionError("Connection closed by server.")
             self._reader.feed(received)
             reply = self._reader.gets()
-        return reply
+        return _refusal(reply) if isinstance(reply, exceptions.RedisError) else reply
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:

@@ -14,7 +14,7 @@ from redis import exceptions
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, Link, packed
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
 
 LISTENING = "(listening)"
@@ -36,11 +36,11 @@ Heard = Callable[[str], None]
 
 
 class _Wire:
-    """The connection to one server; *link* is None while the server cannot be reached."""
+    """The connection to one server; None while the server cannot be reached."""
 
     def __init__(self, server: Connections) -> None:
         self.server = server
-        self.link: Any = None
+        self.connection: Any = None
         # The expected replies in order, each a word and a channel.
         self.asked = deque[tuple[str, str]]()
         self.heard_at = 0.0
@@ -50,13 +50,9 @@ class _Wire:
     @property
     def due(self) -> float:
         """When to act if nothing comes, on `clock()`."""
-        if self.link is None:
+        if self.connection is None:
             return self.retry_at
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
-
-    def may_read(self, readable: set[int]) -> bool:
-        """Whether its socket is *readable*; a server without a socket has to be asked each time."""
-        return self.link is not None and (self.server.looks_every < _NEVER or self.link.socket.fileno() in readable)
 
     def try_later(self) -> None:
         if self.retry_at == _NEVER:
@@ -64,16 +60,16 @@ class _Wire:
             self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
     def hang_up(self) -> None:
-        if self.link is not None:
-            self.link.connection.disconnect()
-        self.link = None
+        if self.connection is not None:
+            self.connection.disconnect()
+        self.connection = None
         self.asked.clear()
 
     def send(self, commands: Sequence[Command]) -> None:
         if not self.asked:
             self.heard_at = clock()
         self.asked += [(word.lower(), channel) for word, channel in commands]
-        self.link.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
+        self.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
 
 
 class Listener(DaemonThread):
@@ -171,29 +167,26 @@ class Listener(DaemonThread):
         elif clock() >= self._leaves_at:
             self._hang_up()
             return False
-        readable = self._wait(self._pipe[0])
+        self._wait(self._pipe[0])
         for wire in list(self._wires.values()):
             with self._losing(wire):
                 # Read first: a process that was paused would take its server for late though the reply is there.
-                if wire.may_read(readable):
-                    self._read(wire, wire.link.arrived())
+                self._read(wire)
                 self._look_after(wire)
         return True
 
-    def _wait(self, pipe: int) -> set[int]:
-        """Sleep until something is due; the sockets that can be read then."""
+    def _wait(self, pipe: int) -> None:
         poll = original("select", "poll")()
         now = clock()
         poll.register(pipe, _POLLIN)
         due = [self._leaves_at, now if self._changed else _NEVER]
         for wire in self._wires.values():
             due += [wire.due, now + wire.server.looks_every]
-            if wire.link is not None and wire.server.looks_every == _NEVER:
-                poll.register(wire.link.socket, _POLLIN)
-        readable = {end for end, _ in poll.poll(max(0, ceil(1000 * (min(due) - now))))}
-        if pipe in readable:
+            if wire.connection is not None and wire.server.looks_every == _NEVER:
+                poll.register(wire.connection._sock, _POLLIN)  # noqa: SLF001 (redis-py has no public way)
+        ready = poll.poll(max(0, ceil(1000 * (min(due) - now))))
+        if any(readable == pipe for readable, _ in ready):
             original("os", "read")(pipe, 4096)
-        return readable
 
     def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[Command]]:
         commands: dict[_Wire, list[Command]] = {}
@@ -215,26 +208,28 @@ class Listener(DaemonThread):
         wire = self._wire_at(self._servers)
         try:
             # Ask a cluster that could not name an owner only at its retry, or each channel would wait for it.
-            if wire.link is not None or wire.retry_at == _NEVER:
+            if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
-            if wire.link is None and wire.retry_at == _NEVER:
-                wire.link = Link(wire.server.open(clock() + REPLY_TIMEOUT))
+            if wire.connection is None and wire.retry_at == _NEVER:
+                wire.connection = wire.server.open(clock() + REPLY_TIMEOUT)
         except exceptions.RedisError:
             wire.try_later()
-        return wire if wire.link is not None else None
+        return wire if wire.connection is not None else None
 
     def _wire_at(self, server: Connections) -> _Wire:
         return self._wires.get(server) or self._wires.setdefault(server, _Wire(server))
 
-    def _read(self, wire: _Wire, replies: list[Any]) -> None:
-        for reply in replies:
+    def _read(self, wire: _Wire) -> None:
+        while (connection := wire.connection) is not None and connection.can_read(timeout=0):
             wire.heard_at = clock()
-            if isinstance(reply, exceptions.RedisError):
+            try:
+                reply = connection.read_response()
+            except exceptions.ResponseError as error:
                 word, channel = wire.asked.popleft() if wire.asked else ("", "")
-                if word != wire.server.subscribe.lower() or not isinstance(reply, exceptions.ResponseError):
+                if word != wire.server.subscribe.lower():
                     # After a refusal to unsubscribe, a connection that goes on would keep the channel.
-                    raise reply
-                self._refused(wire, channel, reply)
+                    raise
+                self._refused(wire, channel, error)
                 continue
             word, channel, text = reply
             if is_expected := bool(wire.asked) and wire.asked[0] == (word, channel):
@@ -276,7 +271,7 @@ class Listener(DaemonThread):
         if wire.retry_at <= now:
             wire.retry_at = _NEVER
             self._changed.extend(list(self._deaf))
-        if wire.link is not None and wire.due <= now:
+        if wire.connection is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
             # Subscribe again instead of PING, which would be one more right for users to give.
@@ -290,7 +285,7 @@ class Listener(DaemonThread):
     def _losing(self, wire: _Wire) -> Iterator[None]:
         try:
             yield
-        except (exceptions.RedisError, OSError):
+        except exceptions.RedisError:
             wire.hang_up()
             wire.server.close()
             wire.try_later()

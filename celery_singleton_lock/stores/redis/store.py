@@ -57,8 +57,8 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 class Store:
     """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
 
-    Every request is bounded in time, and raises `StoreError` without a usable answer. It may have worked all the same,
-    so every request is safe to repeat. With *replicas*, a grant or a renewal counts once so many replicas have it.
+    Every request is bounded in time, and raises `StoreError` without a usable answer. A request without an answer may
+    have worked, and is safe to repeat. With *replicas*, a grant or a renewal counts once so many replicas have it.
     """
 
     on_clock_step: Callable[[float], None] | None = None
