@@ -117,8 +117,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # Instead of `track_started`: Celery would store STARTED before the run asks for the lock, so a second delivery of a
-    # message could store STARTED over the end of the first.
+    # In place of `track_started`, with which Celery stores STARTED before the run asks for its lock. A second delivery
+    # would store STARTED over the end of the first.
     stores_started: bool = False
 
     lock_mode: Mode | None
@@ -326,7 +326,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's from 5.5 on: the request that Celery's `__call__` pushes has the fields of the present one."""
+        """As Celery's from 5.5 on: a pushed request has the fields of the present one."""
         self.request_stack.push(self._request_inside(*args, **kwargs))
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
@@ -348,7 +348,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # When a strategy is made, it takes the timer from its consumer, and the class for requests from its task.
+        # A strategy takes the timer of its consumer and the request class of its task, when it is made.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -369,7 +369,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             check_definition(cls)
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
-        """The run of this call; None for a direct call, a call inside its own run or after it, and a task of Celery."""
+        """The run of this call; None for a task of Celery, a direct call, and a call inside or after its own run."""
         request = request_of(self)
         state = state_of(request)
         if not self.is_lockable():
@@ -381,13 +381,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 return None
             state = RequestState(request.id)
             state.map = caller
-            # The item still counts as called directly, so that `retry` in the body does not publish the map's message.
+            # The item stays "called directly": otherwise `retry` in the body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         elif state is not None and state.run is not None:
             self._refuse_second_call(state.run)
             return None
         notes = notes_of(request)
-        # The publisher's key, if it is there, so that a deploy does not strand queued calls.
+        # Take the publisher's key if it is there: a deploy that changes keys must not strand queued calls.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
             state_for(request).origin = Origin(key, lease.fence, lease.claim.facts.published)
@@ -400,7 +400,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run."""
-        # The body may call its task. If no subclass has a `__call__`, a later hook may, too.
+        # The body may call its task. Without a `__call__` of a subclass, so may a later hook.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

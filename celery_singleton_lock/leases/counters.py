@@ -1,7 +1,4 @@
-"""The counts of this process, and its events for the history, until the store has them.
-
-To count is to append to a deque. The sums go to the store every five seconds, and at the end of the process.
-"""
+"""The counts of this process, and its events for the history. Both go to the store every five seconds, and at exit."""
 
 import atexit
 import json
@@ -51,8 +48,6 @@ def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
 
 
 class Counters:
-    """Sums of what has happened in this process, and the unusual events for the history."""
-
     _pid = 0
 
     def __init__(self) -> None:
@@ -126,7 +121,7 @@ class Counters:
                 log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        # Grouped first, because a busy process counts the same few events thousands of times.
+        # Grouped first: a busy process counts the same few events thousands of times.
         values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
         for store, key, what, task, label, value in _taken_from(self._events):
             values_of[store, key.partition("{")[0], what, task, label].append(value)

@@ -86,17 +86,16 @@ class Holding(Renewable):
     """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
 
     Arguments:
-        store, claim: The store, and what to ask it for.
-        on_lost: Called with this object and the reason, once when its holder has to stop and once when it is lost. It
-            runs in the heartbeat's thread, so it must be quick.
-        deadman: Kills this process at the deadline; each renewal moves it.
-        sender: The sender of its signals, a task or `Lock`; the counts are those of the task. With None, nothing is
-            sent or counted.
+        store: The store of the lock.
+        claim: The request for the lock.
+        on_lost: Called once when the holder has to stop, and once when the lease is lost. If it blocks, renewals wait.
+        deadman: Kills this process at the deadline, which each renewal moves.
+        sender: The task or `Lock` that sends the signals. With None, nothing is sent or counted.
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
-    is_unanswered: bool = False  # it was released before the answer to a request, which may still reach the store
-    takes: int = 1  # how often it was taken, and has to be released
+    is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
+    takes: int = 1  # releases until it is given back
     ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
     _is_reported: bool = False
     # A weak reference: otherwise the two would keep each other until the garbage collector runs.
@@ -165,7 +164,7 @@ class Holding(Renewable):
     # Asking for it.
 
     def acquire(self) -> Verdict:
-        """Ask the store once. After a grant the heartbeat renews it. After any error the caller has to release it."""
+        """Ask the store once. After an error the caller has to release: the request may have worked."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
@@ -177,13 +176,13 @@ class Holding(Renewable):
         return answer
 
     def stand_in_line(self) -> None:
-        """From now on, a refusal gives it a turn in the line, at the position of its first refusal."""
+        """From now on, a refusal gives a turn in the line, at the position of the first refusal."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
         self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """After a refusal, wait in line for it, until it is ours or *timeout* seconds are over; errors as `acquire`.
+        """After a refusal, wait in line for *timeout* seconds at most; errors as `acquire`.
 
         The holder's release wakes the next in line. If the holder has died, the first in line notice at its deadline.
 
@@ -218,7 +217,7 @@ class Holding(Renewable):
             log.write(level, "lock.acquired", key=self.key, task_id=self.task_id, **told)
 
     def report_granted(self) -> None:
-        """Count its grant, and send `lock_acquired`. Its release is then counted and sent as well."""
+        """Count the grant, and send `lock_acquired`. The release is then counted and sent as well."""
         self._is_reported = True
         counters.add(self.store, self.key, "acquired", self._task, "", self.waited)
         if (died := self.grant.died) is not None:
@@ -245,7 +244,7 @@ class Holding(Renewable):
             raise LockLost(self.key, self.lost_reason or reason)
 
     def lose(self, reason: LostReason) -> None:
-        """Report once that the holder has to stop, and once that the lease is lost; after its release, neither."""
+        """Report the first request to stop, and the first loss. After a release nothing is lost."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person's request outranks a successor's.
             self.lost_reason = reason
@@ -288,8 +287,7 @@ class Holding(Renewable):
     def release(self) -> None:
         """Give back the lease, or the turn in the line, or anything that an unanswered request has left.
 
-        The heartbeat lets go of it first, so nothing renews a released lease. A release without an answer is repeated
-        in the background, until the store has freed the key by itself.
+        A release without an answer is repeated in the background, until the ttl has freed the key.
         """
         if self.let_go():
             self.give_back()
@@ -348,7 +346,7 @@ class Holding(Renewable):
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
-        """Stop renewing: the holder is done with it."""
+        """Stop renewing."""
         if self.state is HELD and (late := self.lateness()):
             # The body held the GIL to its end, so the heartbeat will not notice that it was late.
             tell_late({self: late})
@@ -361,7 +359,7 @@ class Holding(Renewable):
 
 
 class _Nothing(Holding):
-    """The lease of a body that runs without a lock, so that the body can use `self.lock` all the same."""
+    """The lease of a body without a lock, so that its `self.lock` is never None."""
 
     def check(self) -> None:
         """Return: there is nothing to lose."""

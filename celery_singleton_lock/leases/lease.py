@@ -301,8 +301,8 @@ class _Requests:
     def give_back_last(self) -> None:
         """Release the lease after the request that is under way, without waiting for it."""
         if (last := self._last) is not None:
-            # In the background, because the garbage collector may call this wherever it ends a coroutine, also while
-            # this thread has the lock of a future or of the pool.
+            # The garbage collector may end a coroutine in a thread that has the lock of a future or of the pool, which
+            # would be a deadlock here.
             background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
 
     def give_back(self) -> None:

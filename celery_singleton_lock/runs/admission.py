@@ -87,7 +87,7 @@ def admit(run: Run) -> Phase | Ended:
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Finish the claim, and settle what needs no lease; None if the lease has to be asked for."""
+    """Finish the claim. Return the phase or end of a run that needs no lease, and None for any other."""
     notes = run.notes
     options = run.options
     claim = run.claim

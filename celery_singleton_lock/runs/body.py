@@ -1,4 +1,4 @@
-"""The body of a run, and what is in force while it runs."""
+"""The body of a run, and how it ends."""
 
 import inspect
 import logging
@@ -100,9 +100,8 @@ def _ending_of(run: Run, error: Exception | None) -> Ending | None:
         return None
     options = run.options
     is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
-    if run.way != "first":
-        # The message may be a copy.
-        is_due = is_due or has_copies(run.request, run.notes, run.delivery, options)
+    if not is_due and run.way != "first":
+        is_due = has_copies(run.request, run.notes, run.delivery, options)
     return Ending(outcome, redelivered_within(options), is_due)
 
 

@@ -2,7 +2,7 @@
 
 A header is read from the top level of the message. Celery makes each header an attribute of the request. A header
 named `headers`, as Sentry and Datadog write it, replaces the others in `request.headers`.
-Only this file reads and keeps things on the request.
+Only this file keeps our state on a request.
 """
 
 import logging
@@ -52,7 +52,7 @@ def text_of(task_id: Any) -> str:
 
 
 class Origin(NamedTuple):
-    """The run that a call replaces: a call of the same key, published by `replace()`, waits for the end of that run."""
+    """The run that a call replaces by `replace()`. A call of the same key waits for the end of that run."""
 
     key: str
     fence: int  # 0 if it ran without a lease
@@ -93,7 +93,7 @@ class Notes:
 
     @property
     def left_something(self) -> bool:
-        """Its call may have a mark or a turn in the store, which has to end with the message."""
+        """The call may have a mark or a turn in the store, and both have to end with the message."""
         return self.marked or bool(self.newest or self.rank)
 
     @classmethod
@@ -126,7 +126,7 @@ class Notes:
         return {**dict(written.pop("later")), **written} if "later" in written else written
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
-        """Add a missing time of publication: *now* by the store's clock, or by ours."""
+        """Add a missing time of publication: *now* is the store's clock, which may give none."""
         if not self.published:
             self.published = now() or time.time_ns() // 1000
             self.is_bare = True
@@ -161,13 +161,13 @@ def _known_in(written: Any) -> dict[str, Any]:
     raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
 
 
-def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
+def claim_of(
+    options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int, host: str = "", pid: int = 0
+) -> Claim:
     """The claim of a message's run. A main process can make it, too; `admit` adds what the policy needs."""
-    claim = Claim(key, token, options.ttl, options.limit, Facts(task_id, options.holder_name))
-    # Assigned afterwards, because a keyword costs more than the field, and each run makes a claim. Without its attempt,
-    # a retry would be taken for a copy of the run before it.
-    claim.facts.attempt = attempt
-    claim.facts.published = notes.first_published
+    # Without its attempt, a retry would be taken for a copy of the run before it.
+    facts = Facts(task_id, options.holder_name, host, pid, attempt, notes.first_published)
+    claim = Claim(key, token, options.ttl, options.limit, facts)
     # A task id may be used again, so the publication tells its messages apart.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
@@ -214,10 +214,10 @@ class Delivery:
 
 
 class RequestState:
-    """Our state on a request, for one task id. Only its type tells it from a header named `singleton_state`."""
+    """Our state on a request, for one task id. Only the type tells this state from a header named `singleton_state`."""
 
     run: "Run | None" = None
-    # The map, starmap or chunks whose item it is.
+    # The map, starmap or chunks of an item.
     map: Task | None = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
@@ -286,7 +286,7 @@ def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def delivery_of(request: Context) -> Delivery:
-    """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
+    """The data from the main process; empty if no worker has sent the run to its pool."""
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
         # A worker sends a tuple. Anything else is a foreign header.

@@ -103,14 +103,10 @@ class Ended(NamedTuple):
 class Run:
     """One execution of a task with a lock key."""
 
-    # The error for which the body calls `retry()`.
-    retry_error: BaseException | None = None
-    # The lock key of the next attempt, once RETRY is stored.
-    stored_retry: str | None = None
-    # The map, starmap or chunks whose item it is.
-    map: Any = None
-    # The call was requeued, or left to another delivery of its message.
-    was_passed_on = False
+    retry_error: BaseException | None = None  # for which the body calls `retry()`
+    stored_retry: str | None = None  # the lock key of the next attempt, once RETRY is stored
+    map: Any = None  # the map, starmap or chunks of an item
+    was_passed_on = False  # the call was requeued, or left to another delivery of its message
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         # Set on the instance: these are read most, and reading a class default is four times slower.
@@ -132,7 +128,7 @@ class Run:
         # The app may move to another store while this run holds its lock.
         self.store: Store = store_of(task.app)
         self.claim = self._claim()
-        # The task id of its call. An item of a map has the task id of the map.
+        # An item of a map has the task id of the map.
         self.task_id: str = self.claim.facts.task_id
         deadman = self._deadman() if self.options.kills else None
         on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
@@ -159,10 +155,9 @@ class Run:
         task = self.task
         task_id = request.id if type(request.id) is str else text_of(request.id or "")
         token = self.delivery.token or new_token()
-        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0)
+        host = request.hostname or socket.gethostname()
+        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0, host, os.getpid())
         facts = claim.facts
-        facts.hostname = request.hostname or socket.gethostname()
-        facts.pid = os.getpid()
         if options.label is not None:
             facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
         facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
@@ -178,14 +173,14 @@ class Run:
 
     @property
     def was_replaced(self) -> bool:
-        """Its successor, or a person, has asked it to stop."""
+        """A successor, or a person, has asked the run to stop."""
         return self.interrupt.delivered and self.lease.lost_reason in REASONS_TO_STOP
 
     @property
     def age(self) -> float:
         return clock() - self._made_at
 
-    # Its next attempt.
+    # The next attempt.
 
     def note_retry(self, key: str) -> None:
         """Store RETRY before the body publishes its next attempt with this key."""
@@ -201,8 +196,7 @@ class Run:
         Store nothing if another delivery of the message *may_be_over*: RETRY would hide its end.
         """
         mark_as_retry = stores_retry_once(self.task.backend.__class__)
-        # A task that keeps only errors stores no RETRY for a requeue, which is no error: a success would not overwrite
-        # that RETRY.
+        # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             self._store(partial(mark_as_retry, self.task.backend, self.request.id, why, traceback))
@@ -229,7 +223,7 @@ class Run:
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
-    # How it ends without its body.
+    # An end without the body.
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
         """End as REVOKED, which `store_revoked` stores. An item, or a member of a chord, returns None instead.
@@ -267,10 +261,9 @@ class Run:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Begin; `__exit__` gives the lease back."""
+        """Make an item the current task; `__exit__` gives the lease back."""
         if self.way == "item":
-            # An item has a request of its own, though it has no message. Its map must not stay the current task: other
-            # tasks that its body calls directly would count as items.
+            # If its map stayed the current task, other tasks that the body calls directly would count as items.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
@@ -298,14 +291,14 @@ class Run:
             unmark(self.store, self.key, self.task_id)
 
     def give_back(self) -> None:
-        """Give back what the run holds, unless that was done."""
+        """Give back what the run still holds."""
         if self.lease.unreleased:
             self.lease.give_back()
-        if not (self.lease.was_granted or self.was_passed_on):
+        if not (self.lease.fence or self.was_passed_on):
             self.unmark()
 
     def finish(self) -> None:
-        """Leave nothing behind, now that the result is stored; a second call does nothing."""
+        """Leave nothing behind, now that the result is stored."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored()
@@ -329,7 +322,7 @@ class Run:
         background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 
     def unmark(self) -> None:
-        """End the marks of the call, whose message has ended for good."""
+        """End the marks of the call, because its message has ended for good."""
         if self.notes.left_something:
             unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
             self.notes = self.notes.of_the_call()
