@@ -15,10 +15,10 @@ from celery_singleton_lock import publish
 from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import Part
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
+from tests.waiting import pulse
 
 # Explain failed assertions of the contract as those of a test. Register here, because other folders import it, too.
 pytest.register_assert_rewrite("tests.contract.asking", "tests.contract.chapters")
@@ -99,17 +99,17 @@ def no_result_is_there_already() -> None:
 
 @pytest.fixture(autouse=True)
 def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a test's own process ask a store once more if a request ended long after its bound."""
+    """Let a test's own process ask a store once more if it stood still during a request."""
     within_its_bound = Part.persist
 
     def persist(part: Part, ask: Any, bound: float) -> tuple[Any, float, int]:
-        began = clock()
+        before = pulse().stood_still()
         try:
             return within_its_bound(part, ask, bound)
         except StoreRefused:
             raise
         except StoreError:
-            if clock() - began < max(bound, 0.0) + 0.2:
+            if pulse().stood_still() == before:
                 raise
         answer, sent_at, tries = within_its_bound(part, ask, 2.0)
         return answer, sent_at, tries + 1

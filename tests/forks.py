@@ -4,6 +4,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 fork_in_c: Callable[[], int] = ctypes.PyDLL(None).fork
 """As uWSGI forks: none of Python's hooks is called."""
@@ -12,7 +13,10 @@ fork_in_c: Callable[[], int] = ctypes.PyDLL(None).fork
 def in_a_fork(body: Callable[[], Any], fork: Callable[[], int] = os.fork) -> str:
     """Run *body* in a forked child; its return value or its error, as text."""
     reader, writer = os.pipe()
-    pid = fork()
+    with catch_warnings():
+        # Other threads run, from Python 3.12 on a reason to warn.
+        simplefilter("ignore", DeprecationWarning)
+        pid = fork()
     if pid == 0:
         try:
             text = repr(body())

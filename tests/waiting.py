@@ -3,9 +3,11 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Self, TypeVar
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores.clock import clock
 
 T = TypeVar("T")
 
@@ -28,30 +30,46 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
         time.sleep(0.01)
 
 
-class Watch:
-    """Measures the seconds of a block without those in which this process stood still, as on a machine that pauses."""
+class Pulse(threading.Thread):
+    """Knows for how many seconds this process has stood still, as on a machine that pauses."""
 
-    seconds = 0.0
-    _TICK = 0.1
+    _TICK, _LATE = 0.05, 0.3
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._stood_still, self._beat_at = 0.0, clock()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            time.sleep(self._TICK)
+            self._stood_still, self._beat_at = self.stood_still(), clock()
+
+    def stood_still(self) -> float:
+        since = clock() - self._beat_at
+        return self._stood_still + (since if since > self._LATE else 0.0)
+
+
+pulse = cache(Pulse)
+
+
+class Watch:
+    """Measures the seconds of a block without those in which this process stood still."""
 
     def __enter__(self) -> Self:
-        self._over = threading.Event()
-        self._ticking = threading.Thread(target=self._tick, daemon=True)
-        self._ticking.start()
+        self._began_at, self._before = clock(), pulse().stood_still()
+        self._ended: float | None = None
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._ticking.join()
+        self._ended = self.seconds
 
-    def _tick(self) -> None:
-        before = time.monotonic()
-        is_over = False
-        while not is_over:
-            is_over = self._over.wait(self._TICK)
-            now = time.monotonic()
-            self.seconds += min(now - before, 3 * self._TICK)
-            before = now
+    @property
+    def seconds(self) -> float:
+        """So far, or of the whole block."""
+        if self._ended is not None:
+            return self._ended
+        return clock() - self._began_at - (pulse().stood_still() - self._before)
 
 
 def lasted(call: Callable[[], object]) -> float:

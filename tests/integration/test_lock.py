@@ -152,7 +152,6 @@ def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str
     assert holders(url, lock) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> None:
     lock = Lock("stock", url=server.url)
     lease = lock.acquire()
