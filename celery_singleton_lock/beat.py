@@ -114,7 +114,7 @@ class SingletonSchedulerMixin(Scheduler):
                 return state
         except StoreError as error:
             if self._logs_again():
-                due = due_of(entry).isoformat()
+                due = _due_of(entry).isoformat()
                 log.write(logging.WARNING, "beat.unanswered", "%s", error, entry=entry.name, due=due)
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
@@ -123,7 +123,7 @@ class SingletonSchedulerMixin(Scheduler):
         # A scheduler may call this without `is_due`.
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
-            due = due_of(entry).isoformat()
+            due = _due_of(entry).isoformat()
             log.write(logging.INFO, "beat.sent", "by another beat", entry=entry.name, due=due)
             return
         self._messages = self._failures = 0
@@ -163,7 +163,7 @@ class SingletonSchedulerMixin(Scheduler):
         store_of(self.app).note_slot(self._slots, slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
-        slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
+        slot = Slot(entry.name, _microseconds(_due_of(entry)), self._fence)
         return slot if store_of(self.app).claim_slot(self._slots, slot) else None
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
@@ -282,8 +282,7 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
     """Celery's own scheduler, for several beats."""
 
 
-def due_of(entry: Any) -> datetime:
-    """The moment at which a due entry came due."""
+def _due_of(entry: Any) -> datetime:
     schedule = _clone(entry.schedule)
     last = maybe_make_aware(entry.last_run_at).astimezone(UTC)
     if hasattr(schedule, "remaining_delta"):

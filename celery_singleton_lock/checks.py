@@ -224,7 +224,6 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    """The faults in the settings of *app* and in its tasks."""
     return _faults_in(app, _checks_for_tasks(app))
 
 
@@ -250,15 +249,11 @@ def try_store(app: Celery, bound: float) -> None:
             Inventory(store).self_test(key, bound)
 
 
-# The checks.
-
-
 def _checks_for_tasks(app: Celery) -> list[Check]:
     return [partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in lockable(app))]
 
 
 def _check_settings(app: Celery) -> None:
-    # `object` has no options of its own.
     refuse([*faults_in_settings(app), *values_of(object, app)[1]])
     logs_labels(app)
 

@@ -305,7 +305,6 @@ class _QueuedCall:
         return "over" if self.is_retry else "anyway"
 
     def publish(self, send: Send) -> AsyncResult:
-        """Send the call, or find the call that stands for it."""
         is_asking = True
         try:
             found = self._mark()
@@ -322,7 +321,6 @@ class _QueuedCall:
         return self._result_of(found)
 
     def _mark(self) -> Holder | None:
-        """Mark the call as queued, or return the call that is in its way."""
         part = self.store.part_of(self.key)
         silence = _silences.get(part) if _silences else None
         if silence is not None and clock() < silence[0]:

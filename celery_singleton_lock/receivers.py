@@ -59,9 +59,6 @@ if VERSION < (5, 7):
     connect_postrun()
 
 
-# The receivers of a worker, a beat and a pool process.
-
-
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
     """Add our steps to a worker, which loads them."""

@@ -89,7 +89,7 @@ class CallsThatWait(StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def create(self, parent: Any) -> WaitingMessages:
-        """As Celery's: make the object to start and stop with the connection."""
+        """As Celery's."""
         messages = parent.waiting_messages = WaitingMessages(parent)
         return messages
 

@@ -43,7 +43,6 @@ _RENEWAL_BOUND = 2.0
 class SingletonRequest(Request):
     """A request for a `SingletonTask`, in the main process."""
 
-    # Set on the class that Celery makes for each task.
     is_kept_alive = False
     _accepted_at = float("inf")
     # The place of a dead child, until its death is told.
@@ -265,7 +264,6 @@ class ChildLeaseRenewer:
 
 
 def _renew(leases: list[Holding]) -> None:
-    """Renew the late ones of the leases; children have renewed or released the others."""
     store = leases[0].store
     surveys = store.survey([lease.key for lease in leases])
     late = [

@@ -103,7 +103,6 @@ BEAT = "celery.beat"
 
 
 def beat_key_of(app: Celery) -> str:
-    """The lock key of the beats of an app."""
     name = setting(app, "singleton_beat_name")
     if name is not None:
         checked_name(name, "singleton_beat_name", _LONGEST_NAME_OF_BEAT)
@@ -308,9 +307,6 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
         ) from error
 
 
-# The parameters that options name.
-
-
 def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
     """The parameters that *choice* names; None if all of them count, or a callable decides."""
     parameters = signature.parameters
@@ -358,11 +354,7 @@ def _fields_in(text: str) -> Iterator[str]:
             yield from _fields_in(specification or "")
 
 
-# Of a task.
-
-
 def lock_name_of_task(task: Any) -> Any:
-    """The lock name of a task, before it is checked."""
     name = option_of(task, "name")
     return task.name if name is None else name
 

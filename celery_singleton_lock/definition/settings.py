@@ -81,9 +81,6 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-# The store of an app.
-
-
 def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned.
 
@@ -170,12 +167,8 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
 
 
 def _as_text(url: Any) -> str:
-    """Join the URLs between which Celery fails over by semicolons."""
     parts = url if isinstance(url, list | tuple) else [url]
     return ";".join(part for part in parts if isinstance(part, str))
-
-
-# Names.
 
 
 def faults_in_names(cls: type[Any]) -> Iterator[str]:
@@ -235,7 +228,6 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
             if not is_read:
                 yield f"the setting {written} is not read; write {readable[name]}"
         elif fault := _of_others("a setting", name):
-            # The app may use that library for other tasks.
             if "celery_singleton" not in sys.modules:
                 yield fault
         elif option in NAMES:
