@@ -133,7 +133,7 @@ class Slot:
 
 
 class HolderState(StrEnum):
-    """What a holder of a key, or a call that goes before others, has in the store."""
+    """The states of holders and of calls that go before, by what they have in the store."""
 
     HELD = "held"  # a lease
     ASKED_TO_STOP = "asked to stop"  # a lease

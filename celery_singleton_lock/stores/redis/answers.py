@@ -85,7 +85,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used; *advice* is None if the problem may pass by itself."""
+    """No known server can be used. Without *advice* the problem may pass by itself."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -106,7 +106,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """*replies*, or raise the first error among them."""
+    """Return *replies*, or raise the first error among them."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply
@@ -124,10 +124,10 @@ def is_passing(error: exceptions.RedisError) -> bool:
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """What the user can do about *error*; None if the error may pass by itself."""
+    """The advice for an error that does not pass by itself, or None."""
     if isinstance(error, NotUsable):
         return error.advice
-    # Not in the command's arguments: one of our own values could look like an error.
+    # The arguments of the command are left out: one of our own values could look like an error.
     text = problem_of(error)
     return next((advice.format(user=user) for says, advice in _ADVICE.items() if re.search(says, text)), None)
 
@@ -152,7 +152,7 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """*error* as a part of a sentence, without the arguments of the command: those of AUTH have the password."""
+    """The words for *error* in a sentence, without the arguments of the command: those of AUTH have the password."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
@@ -163,9 +163,9 @@ class Part:
     """On `clock()`. Until then, releases in the background leave the server alone."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        # No request since the last acquire, which got no answer, has got one.
+        # The last acquire got no answer, and no later request got one.
         self.is_away: bool = False
-        # Then scheme and TLS of the URL are right, whatever fails later.
+        # Once true, scheme and TLS of the URL are right.
         self.has_answered: bool = False
         is_provided = arguments.get("credential_provider") is not None
         self._address = address

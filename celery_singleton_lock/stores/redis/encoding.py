@@ -105,7 +105,7 @@ def acquire_arguments(claim: Claim) -> list[str]:
 
 def look_arguments(claim: Claim) -> list[str]:
     token, grant, words, *others = acquire_arguments(claim)
-    # Not at the end: acquire.lua may grant at once what begins with the limit.
+    # `looks` comes first: acquire.lua may grant a claim at once if its words begin with the limit.
     return [token, grant, f"looks {words}", *others]
 
 
@@ -174,10 +174,9 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
 
 
 def position_in(reply: Sequence[Any]) -> Position:
-    """The position in a reply of acquire.lua to a look."""
     word, now, *found = reply
     if word != "looked":
-        # The run has ended, or holds a place. Its message comes, and learns that.
+        # A run of the message has ended, or holds a place. The message comes, and learns that.
         return Position(now, comes=True, is_near=True, free_in=0.0)
     comes, near, free_in = found
     return Position(now, bool(comes), bool(near), free_in / 1_000_000)
@@ -192,7 +191,6 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
 
 
 def mark_in(key: str, reply: Any) -> Marked | Holder:
-    """The mark in a reply of mark_queued.lua, or the call that is in its way."""
     match reply:
         case ["marked", sooner]:
             return Marked(sooner / 1_000_000)
@@ -200,7 +198,6 @@ def mark_in(key: str, reply: Any) -> Marked | Holder:
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
-    """The holders in a reply, in its order."""
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
     return [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
 
@@ -217,11 +214,10 @@ def _holder(
     expires_in = (int(deadline) - now) / 1_000_000
     known: dict[str, Any] = {"task_id": task_id or None, "label": label or None}
     if isinstance(place, str):
-        # See `described_calls` in lua/parts/lock.lua.
         published, due_for, is_unheard, rank = _numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Of the calls without a place, only a successor has its task's name in the store.
+        # The store knows the task's name of a successor only.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
@@ -235,7 +231,6 @@ def _holder(
 
 
 def slot_in(entry: str, value: str) -> Slot:
-    """The slot of a beat's entry."""
     return Slot(entry, *_numbers_in(value, 3))
 
 

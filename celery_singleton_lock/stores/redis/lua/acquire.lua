@@ -24,10 +24,11 @@
 -- Returns  fence, granted place 1 of a lock of which nothing was known.
 --          {'granted', now, place, fence, since, died}  `died`: task id, hostname, name of the holder that died there.
 --          {'done', now, attempt, outcome}              A run of this message has ended.
---          {'looked', now, comes, near, free_in}        1 if the message has to come. 1 if it looks again in a few
---                                                       seconds. Microseconds until a place is free if nobody renews.
+--          {'looked', now, comes, near, free_in}        `comes`: 1 if the message has to come. `near`: 1 if its turn
+--                                                       looks again in a few seconds. `free_in`: microseconds until a
+--                                                       place is free if nobody renews.
 --          {'walked', now}                              Nobody listens for the turns that were read: ask again.
---          {'held', now, next, holders, ...}            `refused` of parts/lock.lua. `holders`: or calls that go before.
+--          {'held', now, next, rows, ...}               `refused` of parts/lock.lua.
 --          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
 
 -- @include time
@@ -162,8 +163,8 @@ local function ranks_before(each)
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor, which heeds the queued mark: both would wait for each other. Nor does a call yield to a successor that it
--- displaces: if newer calls came faster than successors ask again, none would ever run.
+-- successor, which heeds the queued mark: both would wait for each other. A call yields to no successor that it displaces:
+-- if newer calls came faster than successors ask again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)

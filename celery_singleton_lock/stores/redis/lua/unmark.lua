@@ -61,7 +61,7 @@ end
 if lock.ticket then
   leave_line(key, lock.ticket, '@' .. task_id)
 end
--- What has ended may have kept others out.
+-- The call may have kept others out.
 if lock.line and (lock.ticket or is_queued or is_next) then
   local held = 0
   for _, each in ipairs(lock.places) do

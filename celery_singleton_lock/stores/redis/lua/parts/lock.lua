@@ -151,8 +151,9 @@ local function described_calls(calls, most)
   return rows
 end
 
--- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. If
--- the caller has a turn, `rank` is the moment of its rank; `near` and `free_in` are those of `looked` in acquire.lua.
-local function refused(successor, holders, rank, near, free_in)
-  return {'held', now, successor, holders, rank, near, free_in}
+-- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. `rows`
+-- are a few holders, or calls that go before. If the caller has a turn, `rank` is the moment of its rank; `near` and
+-- `free_in` are those of `looked` in acquire.lua.
+local function refused(successor, rows, rank, near, free_in)
+  return {'held', now, successor, rows, rank, near, free_in}
 end

@@ -72,7 +72,7 @@ local function set_range(key, line)
 end
 
 local function value_of(turn)
-  -- Nobody reads since when a turn waits, and a short value costs the server less.
+  -- A waiting turn needs no `since`, and a short value costs the server less.
   local since = turn.state == WAITING and 0 or math.floor((turn.since - turn.rank) / 1000)
   local lasts, before = math.ceil((turn.deadline - turn.rank) / 1000000), turn.rank - turn.published
   local numbers = format('%.0f %s%.0f %.0f %.0f %d %s ', turn.rank, turn.state, since, lasts, before, turn.limit, turn.copies)
@@ -88,8 +88,8 @@ local function set_state(key, ticket, turn, state, since)
   call('HSET', key, 'q' .. ticket, value_of(turn))
 end
 
--- A newcomer yields to a turn that is UNHEARD since less than `ON_ITS_WAY`. A turn that was woken, or was on its way, has
--- had that time, and keeps its `since`.
+-- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. A turn that was woken, or on its way, has had
+-- that time.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
@@ -124,7 +124,7 @@ local function tell_near(key, from, last)
   end
 end
 
--- The first ticket before the front that is not known to be void.
+-- The first ticket that is not known to be void, at most the front. A full line loses its oldest unheard turns.
 local function tidied(key, line)
   local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
   for ticket = line.first, stop do
