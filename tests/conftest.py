@@ -15,6 +15,7 @@ from celery_singleton_lock import publish
 from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import Part
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
@@ -103,13 +104,16 @@ def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPat
     within_its_bound = Part.persist
 
     def persist(part: Part, ask: Any, bound: float) -> tuple[Any, float, int]:
-        before = pulse().stood_still()
+        began, before = clock(), pulse().stood_still()
         try:
             return within_its_bound(part, ask, bound)
         except StoreRefused:
             raise
         except StoreError:
-            if pulse().stood_still() == before:
+            is_long_over = clock() - began > max(bound, 0.0) + 0.2
+            # To a heartbeat a test that holds the GIL looks like a machine that stands still.
+            is_the_tests = threading.current_thread() is threading.main_thread()
+            if not is_long_over and not (is_the_tests and pulse().stood_still() > before):
                 raise
         answer, sent_at, tries = within_its_bound(part, ask, 2.0)
         return answer, sent_at, tries + 1
