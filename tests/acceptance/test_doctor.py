@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -570,6 +571,8 @@ def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
         until(is_told, "the doctor says so", timeout=60)
     finally:
         for process in started:
+            # Its body goes on for half a minute.
+            process.send(signal.SIGKILL)
             process.close()
 
 

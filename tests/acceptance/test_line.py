@@ -53,7 +53,7 @@ def heard_by(server: Server, number: int, key: str, timeout: float = SOON) -> No
 
 
 @pytest.mark.parametrize(
-    "pool", ["prefork", "threads", *(pytest.param(p, marks=pytest.mark.prove) for p in ("solo", "gevent", "eventlet"))]
+    "pool", ["threads", *(pytest.param(p, marks=pytest.mark.prove) for p in ("solo", "gevent", "eventlet"))]
 )
 def test_a_burst_of_one_key_runs_one_at_a_time(tasks: Any, env: dict[str, str], recorder: Recorder, pool: str) -> None:
     task = tasks.by_policy["reschedule"]
