@@ -66,7 +66,7 @@ class Log(logging.Filter):
         self.write(level, "lock.conflict", key=key, task_id=task_id, holder=holder.task_id, **its, outcome=outcome)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
-        """Name a holder that ended without a release, as its lock tells, and say what is *known* of its end."""
+        """Name a holder that ended without a release, and say what is *known* of its end."""
         self.note_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
         self.write(logging.WARNING, "lock.holder_died", known, key=key, **who)

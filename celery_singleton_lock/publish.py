@@ -77,7 +77,7 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def replacing(origin: Origin) -> AbstractContextManager[None]:
-    """Note on each call of the same key that is published inside that it replaces this run."""
+    """Within this context, each published call of the same key is noted as a replacement of this run."""
     return _inside(_origin, origin)
 
 
@@ -176,7 +176,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Celery raises the other errors, now or in the worker: it alone knows of `typing=False` and of models.
+        # Leave the other errors to Celery, which alone knows of `typing=False` and of models.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -187,7 +187,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
     _note_call(task, notes, key, task_id)
-    # In the other modes the mark of a retry has ended, because its body has begun.
+    # A retry is queued only in `until_executed`: in the other modes the mark ends when the body begins.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A requeued call was marked, if at all, when it was first published.
@@ -297,7 +297,7 @@ class _QueuedCall:
 
     def _mode(self) -> PublishMode:
         """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
-        # The body of a chord has the id that it got with its chord.
+        # The body of a chord always has an id, which its chord chose.
         is_waited_for = any(map(self.options.get, _WAITED_FOR)) or (self.has_own_id and _is_body_of_chord(self.task_id))
         if DUE_HEADER in self.options["headers"] or not is_waited_for:
             return ""
@@ -399,7 +399,7 @@ class _QueuedCall:
         return CallRevoked(text, self.key, holder_task_id, "unpublished")
 
     def _revoke_unsent(self, found: Holder) -> None:
-        """Store REVOKED under the id that the caller has chosen, with the call that stands for it."""
+        """Store REVOKED under the id that the caller has chosen; the error names the call that stands for this one."""
         is_ignored = self.options.get("ignore_result") or DUE_HEADER in self.options["headers"]
         if is_ignored or self.task_id == found.task_id or why_unreadable(self.task):
             return
@@ -440,7 +440,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the mark ends; from due time to `expires`, or 0 if `lock_queue_ttl` ends it; until due time."""
+    """Seconds until the mark ends; from due time to `expires`, 0 if `lock_queue_ttl` is shorter; until due time."""
     moments = filter(None, (options.get("countdown"), options.get("eta")))
     due_in = max(0.0, *(seconds_until(task, moment) for moment in moments), 0.0)
     longest = due_in + task.lock_options.queue_ttl

@@ -22,14 +22,14 @@ MAKES_READY = "__trace__"
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver for a task with code of its own before the lock, which may end a run in any way."""
+    """Connect the receiver if the task has code of its own before the lock: that code may end a run in any way."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
 
 
 def connect_postrun() -> None:
-    """From now on, look after runs that leave something to do after `__call__`, or never reach it, however they end."""
+    """From now on, clean up after runs that leave something to do after `__call__`, or never reach it."""
     task_postrun.connect(_after_its_end, weak=False)
 
 
@@ -54,8 +54,8 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
 
 
 if VERSION < (5, 7):
-    # Before Celery 5.7, a signal that drops a dead receiver gets a new list of receivers. Older tracers keep the old
-    # list, and call no receiver that is connected later.
+    # Before Celery 5.7, a signal that drops a dead receiver gets a new list of receivers. A tracer made before
+    # keeps the old list, and calls no receiver that is connected later.
     connect_postrun()
 
 

@@ -76,7 +76,7 @@ else:
 
 
 # The task id of a run that has just returned in this context with nothing left to do. `after_return` reads it, because
-# asking `self.request` would cost as much as a counter and the heartbeat together.
+# `self.request` is slow.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
@@ -100,8 +100,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             ends with the holder's result or error, `"rerun"`: the call published last runs after the present run, or
             `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` without an
-            answer of the store. With `"rerun"` and `"replace"` in a queue mode: the longest delay of the newest call.
+        lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` if the
+            store does not answer. With `"rerun"` and `"replace"` in a queue mode: the longest wait of a debounce.
         lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
             if it is unique in the queue.
         lock_min_hold_on_failure: False: a run that fails, dies or loses its lease leaves the key free at once.
@@ -174,7 +174,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute; an option of the class is used from then on."""
+        """Delete an attribute; if it is an option, the value of the class counts again."""
         super().__delattr__(name)
         self._forget(name)
 
@@ -252,13 +252,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """A lock that keeps out all runs of a call with these arguments. Only those that make the key are needed.
+        """A lock that keeps out all runs of a call with these arguments, of which only those in the key are needed.
 
         The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 
         Raises:
-            TypeError: They make no key.
-            ConfigurationError: Likewise; or the mode is `until_executing`, in which a run has no lock.
+            TypeError: The arguments make no key.
+            ConfigurationError: The arguments make no key; or the mode is `until_executing`, in which a run has no lock.
         """
         key = self.lock_key_of_some(*args, **kwargs)
         options = self.lock_options
@@ -400,7 +400,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run."""
-        # The body may call its task. Without a `__call__` of a subclass, so may a later hook.
+        # The body may call its task. A hook after the run may, too, if no subclass has a `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

@@ -129,7 +129,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, _refused_copy(run, answer))
-    # A skip would lose the work if the call in the way has ended or, for a later attempt, may never come.
+    # A skip would lose the work if the call in the way has ended. A queued call may never come, so a later attempt that
+    # skips for it would lose the work, too.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
@@ -199,10 +200,10 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
 
 
 def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
-    """Park a delivery whose message has a run until that run ends, or drop the delivery.
+    """Park a delivery until the other run of its message ends, or drop the delivery.
 
-    The lease of a living run refuses later deliveries. After the run its marker does, if another delivery was known
-    or likely: see `_ending_of`. Only the other delivery stores a result.
+    The lease of a living run refuses later deliveries. Its done marker refuses them after the run, if another delivery
+    was known or likely: see `_ending_of`. Only the other delivery stores a result.
     """
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in

@@ -88,7 +88,7 @@ def _end_later_steps(task: Task, error: CallRevoked) -> None:
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A step counts for a chord around the chain. A chord inside never begins, and its body is ended here.
+        # A chord around the chain counts this step. A chord inside the chain never begins, so its members do not count.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
@@ -130,7 +130,7 @@ def has_result(task: Task, holder: Holder) -> bool:
     """The result backend has, or will have, the result of the holder's run, and every process can read it."""
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
-    # The store does not know the task of a turn, which may be that of an item.
+    # The task of a turn is unknown: the turn may be an item's, which has no result of its own.
     has_turn = holder.state is HolderState.WAITING
     # The result of a call that has ended may be deleted already.
     if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:
@@ -202,7 +202,7 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """See `Store.unmark` and `PendingRelease`. Without an answer, or at once *in_background*, it is repeated there."""
+    """As `Store.unmark`. Without an answer, or *in_background*, a `PendingRelease` does it: see its *may_arrive*."""
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     if not in_background:
         try:
@@ -239,7 +239,8 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
     If a mark ended later, a caller could get the result, forget it, and publish the next call. That call would be
-    refused, and wait for the forgotten result. The replaced run may still hold the key, for example in a `finally`.
+    refused, and wait for the forgotten result. `call_ended` allows that call while the replaced run still
+    holds the key, for example in a `finally`.
 
     The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """
@@ -307,7 +308,7 @@ _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
 
 @cache
 def look_after_workflows() -> None:
-    """Let this worker end the marks of workflows. An agent may patch the same methods between import and this."""
+    """Let this worker end the marks of workflows. Wrap the methods only now: an agent may have patched them."""
     for owner, name, wrapped in _IN_A_WORKER:
         setattr(owner, name, wrapped(getattr(owner, name)))
 

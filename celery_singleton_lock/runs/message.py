@@ -74,7 +74,7 @@ class Notes:
     is_copy: bool = False  # the message may have been delivered before
     joins: str = ""  # the task id of the run that the call has joined
     joins_fence: int = 0  # fence of the joined run, as last seen; a lower bound until that run begins
-    joins_since: int = 0  # 0, or the joined run's publication: an older result under its task id is an earlier call's
+    joins_since: int = 0  # the joined run's publication if its task id has an older result that must not count; else 0
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
     is_bare: bool = False  # the message came without notes, so each delivery of it makes up another `published`
@@ -88,7 +88,7 @@ class Notes:
 
     @property
     def first_published(self) -> int:
-        """When the call was published; a call is no newer than the run that it replaces."""
+        """When the call was published; a call that replaces a run keeps the publication of that run."""
         return (self.origin or self).published
 
     @property
@@ -307,7 +307,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
     return bool(
         request.retries
-        # Later steps of a chain are nested, too. Only the replacement itself has its own id as its parent's.
+        # Later steps of a chain have `replaced_task_nesting`, too. Only the replacement has its own id as `parent_id`.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )

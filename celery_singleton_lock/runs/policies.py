@@ -42,7 +42,7 @@ class Policy:
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
     on_conflict: Callable[[Run, Conflict], Refused | WaitsHere]
-    # None: its runs do not wait. A run in a slot must wait for no message, which may need that slot.
+    # None: its runs do not wait. A run must not wait in a slot for a message that needs the slot.
     waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
@@ -133,7 +133,7 @@ def _waiting_left(run: Run, conflict: Conflict) -> float:
 
 
 class Backoff(NamedTuple):
-    """Seconds until a call asks again: twice as long each time, up to the longest, and to a third of its ttl."""
+    """Seconds until a call asks again: twice as long each time, at most *longest* and a third of the ttl."""
 
     first: float
     longest: float
@@ -209,7 +209,7 @@ def longest_wait(run: Run) -> float:
 
 # Ending with the result of another run.
 
-# Seconds from the release of a lease until its result is stored. A later result never comes: the holder has died, or
+# Seconds from the release of a lease until its result is stored. If none is there by then, the holder has died, or
 # keeps no results.
 _RESULT_GRACE = 1.5
 
@@ -244,7 +244,8 @@ def end_of_joined(run: Run) -> Ended | Refused | None:
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If no result is stored under this id yet, the next result is the holder's. Otherwise their times tell them apart.
+    # If no result is stored under this id yet, the next result is the holder's. Otherwise the holder's result is the
+    # one stored after the holder's publication.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     fence = at if holder.goes_before else holder.fence
@@ -271,7 +272,7 @@ def tell_joiners(run: Run) -> None:
 
 
 def _may_be_joined(task: Task) -> bool:
-    """Whether a call may have joined: the lock has a name of its own, or a task of this app has it and `join`."""
+    """Whether a call may have joined: the lock has a name of its own, or a task of this app with this lock joins."""
     return option_of(task, "name") is not None or any(
         each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name)
         for each in task.app.tasks.values()

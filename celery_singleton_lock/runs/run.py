@@ -12,7 +12,7 @@ A run goes through these phases, and only forward:
     ENDED     its result is stored                        OVER
 
 ENDED is a run whose marker, for later deliveries of its message, does not say yet that the result is stored. A run
-whose release got no answer may have left such a marker, too.
+whose release got no answer is ENDED, too, if it may have left such a marker.
 """
 
 import logging
