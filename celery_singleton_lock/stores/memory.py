@@ -73,7 +73,7 @@ class Server(FakeServer):
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
-        # Threads of the parent may have held the old ones.
+        # Threads of the parent may have held the old locks, and would never release them here.
         self.lock = threading.RLock()  # type: ignore[assignment]
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)

@@ -16,7 +16,7 @@ PublishMode = Literal["", "anyway", "over"]
 Newest = Literal["", "queued", "next"]
 """How a call became the newest: it was marked as queued, or requeued as the call that runs next. Empty for other calls.
 
-Older calls may have ended in favour of the newest, so its message says this until its body begins.
+Older calls may have ended in favour of the newest, which must run. Its message keeps this value until the body begins.
 """
 
 
@@ -48,11 +48,11 @@ class Claim:
     limit: int = 1  # places of the lock; with 0 nothing is granted
     facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
-    message: int = 0  # publication of the message, because a task id may be used again
+    message: int = 0  # when the message was published, as its task id may be used again; 0 if unknown
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # seconds for which older calls that come late end in its favour
+    supersedes_for: float = 0.0  # seconds for which older calls end in favour of this one
     newest: Newest = ""
     queued_for: float = 0.0  # seconds for which the call still counts as queued if it is refused
     turn_for: float = 0.0  # seconds for which the call has a turn if it is refused
@@ -161,8 +161,8 @@ class Holder:
         published: When its call was published first, in microseconds.
         label: The text of its `lock_label`.
         ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
-            example, gives its result to its caller only.
+        keeps_result: Others can read its result under its task id. False with `ignore_result` and, as a rule, in eager
+            mode.
         call_ended: The next call may be published, although the run may go on.
         due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
@@ -259,9 +259,9 @@ Verdict = Grant | Conflict | Done
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a message in the line for a lock."""
+    """The position of a message in the line for a lock; `Conflict` describes the other fields."""
 
-    at: int  # as in a `Conflict`, `is_near` and `free_in` too
+    at: int
     comes: bool  # the message comes now: its turn has come, or is gone
     is_near: bool
     free_in: float

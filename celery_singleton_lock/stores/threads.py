@@ -64,7 +64,7 @@ def original(module: str, name: str) -> Any:
 class DaemonThread:
     """A thread that starts when it is needed, and again if it has died.
 
-    Starting takes no lock, which a signal that raises could leave locked. If two threads start, the first one ends.
+    Starting takes no lock: a signal that raises could leave it locked. If two threads start, the first one ends.
     """
 
     _running: object = None

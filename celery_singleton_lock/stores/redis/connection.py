@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
-# None for these saves a new connection two round trips, in which redis-py tells the server its version.
+# redis-py tells the server its name and version in two round trips of each new connection, unless these are None.
 _HAS_DRIVER_INFO = "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
 OURS: dict[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT,
@@ -91,7 +91,7 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, sent: bytes, number: int, until: float) -> list[Any]:
-        """Send, and return that many replies. A refusal is a reply, unless it may pass."""
+        """Send, and return *number* replies, refusals included; `_refusal` raises other errors."""
         if number == 1 and self._reader is not None:
             try:
                 self._socket.sendall(sent)
@@ -170,7 +170,7 @@ class Connections:
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
-        """A reply to each of *commands*, all about *key*, by *until*, on `clock()`. A refusal is a reply."""
+        """A reply to each of *commands*, all about *key*, refusals included. *until* is a deadline on `clock()`."""
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
             self._begin()
@@ -263,7 +263,7 @@ class Connections:
         log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
-        """Close an idle connection if there are several: threads that asked at once opened them, and need few."""
+        """Close an idle connection if there are several: one that simultaneous requests opened would stay open."""
         if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()

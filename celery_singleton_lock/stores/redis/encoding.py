@@ -49,8 +49,8 @@ class Script:
     """A Lua file of this package, called by its digest.
 
     Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
-    `-- @include NAME` stands for `lua/parts/NAME.lua`. Parts below the usual answer do not slow that answer: a script
-    defines its functions in each run.
+    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts below the usual answer: each run defines their
+    functions, which would slow that answer.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -143,7 +143,7 @@ def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[st
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Keys and arguments of renew.lua for at most *most* claims each, which have one ttl."""
+    """Keys and arguments for each run of renew.lua: at most *most* claims, all with one ttl."""
     # Claims with one ttl are mostly neighbours already, so they are not sorted.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         while part := list(islice(alike, most)):
@@ -217,7 +217,7 @@ def _holder(
         published, due_for, is_unheard, rank = _numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # The store knows the task's name of a successor only.
+        # Of calls that hold nothing, only a successor has its task name in the store.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
@@ -235,7 +235,7 @@ def slot_in(entry: str, value: str) -> Slot:
 
 
 def _numbers_in(value: str, known: int) -> list[int]:
-    """The first numbers of a field, which has more in a later release, and fewer, here 0, in an earlier one."""
+    """The first *known* numbers of a field, to which later releases may add; 0 for each that an earlier one lacks."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 

@@ -70,7 +70,7 @@ class Inventory:
             raise problem
 
     def latency(self, bound: float) -> tuple[float, float]:
-        """Seconds of a round trip, and by which the store's clock is ahead: the worst values of all servers."""
+        """Seconds of a round trip, and seconds by which the store's clock is ahead, each of the worst server."""
         found = []
         for server in self._servers.to_masters(bound):
             # The first request opens a connection, which the second does not pay for.

@@ -19,11 +19,10 @@ from celery_singleton_lock.stores.threads import DaemonThread, original, patched
 
 LISTENING = "(listening)"
 DEAF = "(deaf)"
-"""Two words beside the messages. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until then."""
+"""Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
-# Seconds in which a server has to answer, and after which a silent server is asked whether it is there.
-_PATIENCE = 5.0
-_ASK_EVERY = 15.0
+_PATIENCE = 5.0  # seconds in which a server has to answer
+_ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it is there
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 _LINGERS = 5.0
@@ -106,7 +105,7 @@ class Listener(DaemonThread):
         """Stop calling *heard* for *channel*, except for a call that is being made.
 
         If not *at_once*, the server keeps the subscription for some seconds. Use that for a channel on which nobody
-        publishes again: a thread that wakes competes with the caller for the GIL.
+        publishes again: unsubscribing at once wakes a thread that competes with the caller for the GIL.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:
@@ -207,7 +206,7 @@ class Listener(DaemonThread):
         """The wire to the server that has the lock of *channel*; None if the server cannot be reached now."""
         wire = self._wire_at(self._servers)
         try:
-            # Ask a cluster that could not name an owner only at its retry, or each channel would wait for it.
+            # Ask a cluster that named no owner again only at `retry_at`: otherwise each channel would wait for it.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:

@@ -43,7 +43,7 @@ RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 # Short, because a publisher can use its own clock instead.
 _TIME_BOUND = 0.5
-# Seconds in which two clocks drift apart by milliseconds.
+# Seconds for which a comparison of two clocks counts: they drift apart by milliseconds in this time.
 _TIME_IS_KNOWN = 60.0
 # Seconds until the server is asked again after no answer.
 _TIME_IS_UNKNOWN = 10.0
@@ -218,9 +218,9 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        In its way is another queued call, a call whose cool-down keeps the key, and, if *limit* is not 0, *limit* runs
-        that hold places. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published*
-        and *due_for* are those of `Holder`.
+        Three things can be in its way: another queued call; a call whose cool-down keeps the key; *limit* runs that
+        hold places, if *limit* is not 0. No other call of the key is published for *cooldown* seconds. *label*,
+        *queue*, *published* and *due_for* are those of `Holder`.
 
         The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a row
         of such calls, the last is due at most *within* seconds after the publication of the first.
@@ -287,7 +287,7 @@ class Store:
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
-        """Add *sums* to a hash of counts, twice if an answer is lost; return the first field."""
+        """Add *sums* to a hash of counts, and return the first field. If an answer is lost, they may be added twice."""
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second, so a connection that breaks later leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]

@@ -15,13 +15,13 @@
 -- @argument token     fresh for each execution.
 -- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the caller is the message's worker. The message takes no place, but with `turn_for` it
---                     takes a turn unless it has to come.
+--                     `looks`: the message's worker asks, so no place is taken. With `turn_for` the message takes a
+--                     turn, unless it has to come.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname  empty if unknown.
 -- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
 --
--- Returns  fence, granted place 1 of a lock of which nothing was known.
+-- Returns  fence                                        Place 1 was granted, in a lock without fields.
 --          {'granted', now, place, fence, since, died}  `died`: task id, hostname, name of the holder that died there.
 --          {'done', now, attempt, outcome}              A run of this message has ended.
 --          {'looked', now, comes, near, free_in}        `comes`: 1 if the message has to come. `near`: 1 if its turn
@@ -163,8 +163,8 @@ local function ranks_before(each)
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor, which heeds the queued mark: both would wait for each other. A call yields to no successor that it displaces:
--- if newer calls came faster than successors ask again, none would ever run.
+-- successor: successors heed the queued mark, so both would wait for each other. A call yields to no successor that it
+-- displaces: if newer calls came faster than successors ask again, none would ever run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -290,8 +290,8 @@ if queued_until and is_queued and queued.deadline < queued_until then
 end
 
 -- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that
--- has come again while no successor is coming. Any other call with a policy becomes the successor, but a `rerun` does not
--- displace the successor of another task, and asks again. A holder is asked to stop only once its successor was requeued:
+-- has come again while no successor is coming. Any other call with a policy becomes the successor, except for a `rerun` call
+-- that finds another task's successor: it asks again. A holder is asked to stop only once its successor was requeued:
 -- before, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
@@ -324,7 +324,7 @@ local turn = {
   rank = own and own.rank or not is_newcomer and this_call.rank or nil,
 }
 
--- A newcomer, which has no rank yet, goes before turns that were published later, and refused in the same moment.
+-- A newcomer has no rank yet. It goes before turns that were published later, and refused less than `ON_ITS_WAY` ago.
 local function passes(other)
   if turn.rank then
     return goes_before(turn, other)
@@ -333,7 +333,7 @@ local function passes(other)
 end
 
 -- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
--- whether a turn was found that stays beyond them.
+-- whether the search met a turn that need not move.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
@@ -357,8 +357,8 @@ end
 begin_writing(key)
 local front, step = line.front, 1
 if not own then
-  -- New turns are among the last, and turns that come back among the first. The others move towards that end, up to the
-  -- next void ticket.
+  -- A new turn belongs near the last ticket, a turn that comes back often near the first. Turns between its position and
+  -- that end move one ticket towards the end, up to the next void ticket.
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)
   if turn.rank and not is_found then
@@ -377,7 +377,7 @@ if not own then
     rank = math.min(rank, other.rank)
   end
   turn.rank = turn.rank or rank
-  -- The turn at the front may have moved one ticket before it.
+  -- The turn at the front may have moved to the ticket before.
   front = step < 0 and void < front and front - 1 or front
   line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end

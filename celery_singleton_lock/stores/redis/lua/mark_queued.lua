@@ -4,7 +4,7 @@
 -- @argument task_id
 -- @argument lasts     milliseconds until the mark ends if the call never comes.
 -- @argument cooldown  milliseconds for which no other call is published.
--- @argument words     `limit`: the call is refused if runs hold so many places; 0 for any number. `sent`: a `PublishMode`.
+-- @argument words     `limit`: the call is refused if runs hold so many places, unless it is 0. `sent`: a `PublishMode`.
 --                     `newest`: the call supersedes a queued call that was published before. `due_in`: milliseconds until
 --                     the call is due. `within`: the call is due at most so many milliseconds after the publication
 --                     of the first superseded call.
@@ -65,7 +65,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended keeps no other call out: joining an ended call would lose the other's work.
+  -- A run whose call has ended keeps no other call out: otherwise the other call's work would be lost.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)

@@ -1,12 +1,12 @@
 -- The fields of places and holders:
 --   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
 --                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
---   `<token>`           deadline of that holder, or `!<token>` once the holder was asked to stop.
+--   `<token>`           deadline of that holder. The field is `!<token>` once the holder was asked to stop.
 --   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
 --   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
 --                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
---                       holder's result. `ended`: the call has ended, although its run may go on. Before `ended`, at most
---                       64 bytes, because a longer value doubles the memory of the hash.
+--                       holder's result. `ended`: the call has ended, although its run may go on. Without `ended` the
+--                       value has at most 64 bytes: a longer one doubles the memory of the hash.
 --   `<place>:i`         task id. `<place>:h` is the hostname.
 --   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
 --   `<place>:c`         a copy of the holder's message has come.

@@ -37,8 +37,8 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Keep a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random fields for
--- markers that are over. That leaves about a tenth of the markers in a hash expired.
+-- Do not overwrite a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random
+-- fields for markers that are over. That leaves about a tenth of the markers in a hash expired.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

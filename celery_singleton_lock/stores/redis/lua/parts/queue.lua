@@ -88,8 +88,8 @@ local function set_state(key, ticket, turn, state, since)
   call('HSET', key, 'q' .. ticket, value_of(turn))
 end
 
--- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. A turn that was woken, or on its way, has had
--- that time.
+-- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. That time begins now for a waiting turn. It is
+-- over for a turn that was woken or on its way, which keeps its `since`.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
@@ -187,8 +187,8 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. After a
--- release the client has them woken; after another script, the next turn finds the place when it looks.
+-- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. Then the
+-- client of a release asks again; after another script, the next turn finds the place when it looks.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
