@@ -54,7 +54,7 @@ class SingletonSchedulerMixin(Scheduler):
     # The slot that is being sent, and the number of its messages, and of those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # The leader's fence, and the entries that only one of two schedules had at the last comparison, for a standby.
+    # On a standby: the leader's fence, and the entries that only one of the two schedules had when last compared.
     _follows = 0
     _compares_again_at = 0.0
     _differing: frozenset[str] = frozenset()
@@ -86,7 +86,7 @@ class SingletonSchedulerMixin(Scheduler):
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # The last note may have failed, and the store forgets an entry that was removed.
+            # Take the newer: the last note may have failed, and the store forgets an entry that was removed.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent

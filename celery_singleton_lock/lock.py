@@ -134,7 +134,7 @@ class Lock:
 
         Raises:
             SingletonLockError: Nobody in this process has entered the block, or it was left before. An error that
-                ends the block passes instead.
+                ends the block propagates instead.
         """
         statement = _statement()
         hold = None
@@ -176,7 +176,7 @@ class Lock:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
         Raises:
-            ConfigurationError: It is neither, or, when it is called, it returns work to do after the release.
+            ConfigurationError: *function* is neither, or its call returns work to do after the release.
         """
         called = _called_by(function)
         is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
@@ -327,8 +327,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Without such a block take the last one that this context knows, else one whose lease is over, because its end
-        harms nobody, else the last one.
+        Without such a block, prefer one that this context knows, then one whose lease is over, because its end harms
+        nobody, then the last one.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()

@@ -108,7 +108,7 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Let these runs leave done markers: while all children are busy, a copy asks only after its run has ended."""
+    """Let these runs leave done markers: a copy that asks only after the run has ended would run again."""
     silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease

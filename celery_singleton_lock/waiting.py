@@ -46,7 +46,7 @@ from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds after its start for which a run may not have asked for its lock yet. New messages wait for it no longer.
+# Seconds from its start that a run has to ask for its lock. New messages wait for it no longer.
 _ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 10

@@ -125,7 +125,7 @@ class SingletonRequest(Request):
 
     @cached_property
     def key(self) -> str | None:
-        """The lock key; None if only user code can make it, or if the message makes none."""
+        """The lock key; None if only user code can make it, or if the arguments make none."""
         with suppress(Exception):
             known: str | None = self.task.lock_key_in(self._notes())
             return known or self.task.lock_key_without_user_code(self.args, self.kwargs)
@@ -156,7 +156,7 @@ class SingletonRequest(Request):
     def look_after_child(self) -> Holding | None:
         """The child's lease, if its heartbeat should have renewed it by now; raises if the task has wrong settings."""
         options = self.task.lock_options
-        # A child with a timer that cannot renew its lease has to die.
+        # With `kill`, a child that cannot renew its lease has to die.
         if options.on_lost == "kill" or not self._runs_in_a_child():
             return None
         # A dead child needs no help, and a stopped one may stay stopped for ever.

@@ -90,8 +90,8 @@ class PendingRelease:
 
     store: Store
     key: str
-    give_up_at: float  # on `clock()`: it has expired in the store
-    release: Callable[[], object]  # a `StoreError` is no answer
+    give_up_at: float  # on `clock()`
+    release: Callable[[], object]  # raises `StoreError` if the store has not answered
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
     # The acquire or the mark may still be under way, and arrive after the release. So the release is repeated for three
     # seconds after the first answer.
@@ -102,7 +102,7 @@ class PendingRelease:
         try:
             pause = self._try()
         finally:
-            # Also after an unexpected error, which the thread tells.
+            # Try again even after an unexpected error, which the thread logs.
             if pause and clock() + pause < self.give_up_at:
                 background.submit(self, pause)
 

@@ -28,7 +28,7 @@ _MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
 BEGINS_EVENT = '{"at": "'
-"""Begins the text of an event in the history, unlike the number of the last event."""
+"""Begins the text of each event in the history, whose one other field, `last`, is a number."""
 # The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
@@ -175,5 +175,5 @@ def count(store: Store, key: str, what: What, task: str, label: str = "") -> Non
     counters.add(store, key, what, task, label)
 
 
-# billiard ends its pool processes without these calls, so `receivers` flushes there.
+# The pool processes of billiard skip `atexit`, so `receivers` flushes there.
 atexit.register(counters.flush)

@@ -56,7 +56,7 @@ class Renewable:
     task_id: str | None
     pid: int
     deadman: "DeadMan | None"
-    # On `clock()`. Never later than the store's own deadline, by an allowance for the drift of clocks.
+    # On `clock()`. Earlier than the store's own deadline, by an allowance for the drift of clocks.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
@@ -150,7 +150,7 @@ class RenewalThread(DaemonThread):
         return bool(self.watching)
 
     def _step(self) -> bool:
-        # Before the look, because a lease that comes during the look has to wake this thread.
+        # Reset before `watched`: otherwise a lease that is added meanwhile would not wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -161,7 +161,7 @@ class RenewalThread(DaemonThread):
             self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
             return True
-        # Beside greenlets the client may have an event loop, which nobody would close.
+        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
         if not due and self._greenlet is None:
             self._heartbeat.threads.pop(self.part, None)
             return False
@@ -181,12 +181,12 @@ class RenewalThread(DaemonThread):
             for holding in self.watched():
                 if self.store.part_of(holding.key) is not self.part:
                     self._call(partial(self._heartbeat.watch, holding))
-                # A greenlet calls `watch` later. Until then, nobody else would renew it.
+                # If a greenlet calls `watch` later, keep the lease until then: nobody else would renew it.
                 if holding.thread is not self:
                     self.remove(holding)
         now = clock()
         for holding in self.watched():
-            # A beat that comes late asks before it declares a loss.
+            # Only after an unanswered renewal: a beat that comes late asks the store first.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew those that are due soon, too: thousands of leases must not each cost a request.

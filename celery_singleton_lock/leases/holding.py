@@ -187,7 +187,7 @@ class Holding(Renewable):
         The holder's release wakes the next in line. If the holder has died, the first in line notice at its deadline.
 
         Returns:
-            The last answer. Unless it is a grant, `release` gives the turn back, as after an exception.
+            The last answer. Without a grant, or after an exception, the caller gives the turn back by `release`.
         """
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
@@ -293,7 +293,7 @@ class Holding(Renewable):
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, or raise why it is not possible. After the last, True: `give_back` has to follow."""
+        """Count a release, or raise why it is not possible. True after the last, which `give_back` has to follow."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
@@ -303,7 +303,7 @@ class Holding(Renewable):
         return True
 
     def give_back(self) -> None:
-        """As `release`, for a caller that knows that there is something to release, and no other take."""
+        """As `release`, without a check that there is something to release, and whatever `takes` is."""
         answer = self._end()
         if answer.marker == "none":
             self.ending = None
@@ -340,7 +340,7 @@ class Holding(Renewable):
         return answer
 
     def pending_release(self) -> PendingRelease:
-        """Its release in the background, repeated until it has expired and no later delivery can come."""
+        """The release to repeat in the background, until the lease has expired and its message cannot come again."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)

@@ -126,7 +126,7 @@ class Interrupt:
             time.sleep(pause)
 
     def _ask_loops(self, seconds: float) -> tuple[set[int], bool]:
-        """Have each event loop cancel the tasks of the body: the threads that answer, and whether a loop is silent."""
+        """Let each event loop cancel the body's tasks; return the threads that answer, and whether a loop is silent."""
         answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
         asked = list[Loop]()
         for loop in _loops_that_run():
@@ -222,7 +222,7 @@ def _main_task() -> "asyncio.Task[Any] | None":
 def _context_of(task: Any) -> Context | None:
     if hasattr(task, "get_context"):
         return cast("Context", task.get_context())
-    # Before Python 3.12. The other contexts are those of its callbacks.
+    # Before Python 3.12. The first context is the task's own, the others are those of its callbacks.
     return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
@@ -238,7 +238,7 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
 
 
 def _starts_another(thread: int) -> bool:
-    """That thread starts another thread, in which CPython 3.11 would raise: the starter would wait for it for ever."""
+    """The thread starts another. CPython 3.11 would raise in the new one, and its starter would wait for ever."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:

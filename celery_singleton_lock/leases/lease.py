@@ -92,7 +92,7 @@ class Lease:
         """Return if the lease is ours at this moment; if its deadline has passed unrenewed, the store is asked.
 
         Raises:
-            LockLost: It is not, or the store has not answered within a second.
+            LockLost: The lease is not ours, or the store has not answered within a second.
         """
         self._holding.check()
 
@@ -167,8 +167,8 @@ class Hold:
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""A hold of `Lock.acquire` lives in contexts alone. The hold of a block lives in its `Lock`, because any
-context may leave the block.
+"""Contexts keep a hold of `Lock.acquire` alive. The `Lock` keeps the hold of a `with` block, because another context
+may leave the block.
 
 Contexts are copied, so a context may list holds of another thread or task, and holds that were released.
 """
@@ -293,7 +293,7 @@ class _Requests:
 
         def ask_in_time() -> Verdict:
             if clock() - began_at > ACQUIRE_BOUND:
-                raise StoreError(self._lease.store.address, "no answer to those that have asked before")
+                raise StoreError(self._lease.store.address, "no answer to earlier requests")
             return self._lease.acquire()
 
         return await self.make(ask_in_time)
@@ -301,8 +301,8 @@ class _Requests:
     def give_back_last(self) -> None:
         """Release the lease after the request that is under way, without waiting for it."""
         if (last := self._last) is not None:
-            # The garbage collector may end a coroutine in a thread that has the lock of a future or of the pool, which
-            # would be a deadlock here.
+            # In the background: the garbage collector may end a coroutine in a thread that has the lock of a future or
+            # of the pool. To take that lock here would be a deadlock.
             background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
 
     def give_back(self) -> None:

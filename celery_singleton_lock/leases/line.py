@@ -58,7 +58,7 @@ _FREE = "free"
 _A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next turn looks after a turn that was not woken: there may be another free place.
+# Seconds until the next turn looks after a look has let a message come: another place may be free.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days.
@@ -73,7 +73,7 @@ class InLine:
 
     store: Store
     claim: Claim  # the claim that its run will make
-    timeout: float = float("inf")  # seconds after its first refusal for which the call waits, by the store's clock
+    timeout: float = float("inf")  # seconds that the call waits from its first refusal, by the store's clock
     is_new: bool = False  # its run has not asked yet, so the line takes the turn
 
 
@@ -139,7 +139,7 @@ class Bell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The channel is that of one token, so nobody waits for the end of its subscription.
+        # Nobody publishes again on the channel of this token, so its subscription may end later.
         self._store.listener.remove(self._channel, at_once=False)
         self._rings.close()
         self._hears.close()
@@ -268,7 +268,7 @@ class Line:
         return _AT_ONCE
 
     def _wake(self, one: InLine) -> None:
-        # Two threads may do this at once, because a message is taken only once.
+        # Two threads can do this at once without harm: a message is taken only once.
         self._come(one)
         self.thread.put(partial(self._remove, one))
 
