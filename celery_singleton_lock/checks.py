@@ -99,7 +99,7 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will log the faults of all tasks; an error now would be a traceback with the first alone."""
+    """Whether this process will log the faults of all tasks; an error now would show a traceback and only one fault."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
@@ -236,7 +236,7 @@ def try_store(app: Celery, bound: float) -> None:
     """Acquire, renew, wait for and release a key that nobody else uses, within *bound* seconds.
 
     Raises:
-        ConfigurationError: There is no store to use, or it does not let us.
+        ConfigurationError: There is no store to use, or the store refuses a request.
         StoreError: A request had no answer in time.
     """
     # The key has the name of a task: the store's user may have no rights on other keys.

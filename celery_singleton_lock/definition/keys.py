@@ -120,7 +120,7 @@ def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) 
         raise ConfigurationError(
             f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
         )
-    # A brace would end the hash tag early. An unescaped percent sign would make one name of two.
+    # A brace would end the hash tag early. An unescaped percent sign would let two names collide.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
@@ -173,14 +173,14 @@ class KeyMaker:
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # The positions of the arguments that count, in a call with one for each parameter.
+        # The positions of the arguments that count, if a call passes each parameter by position.
         is_written_here = self._is_usual and not self.runs_user_code
         self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; passes errors of a pydantic model."""
+        """The lock key of a call; the errors of a pydantic model propagate."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
                 values = [_WRITERS[type(args[position])](args[position]) for position in self._positions]
@@ -200,7 +200,7 @@ class KeyMaker:
         return _key(prefix, self._name, self._text_of(self._bound(args, kwargs)))
 
     def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key from the arguments that make it, because operators give no others."""
+        """The lock key of a call; arguments that do not make the key may be missing."""
         if self._receive is not None or self._counting is None:
             return self.key(prefix, args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)

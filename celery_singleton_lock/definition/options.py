@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# The channel attributes of kombu's transports with such a timeout, and their options. Pub/Sub extends each deadline.
+# kombu's channel attributes for a visibility timeout, and their options. For Pub/Sub, kombu extends each deadline.
 _TIMEOUTS = {
     "visibility_timeout": "visibility_timeout",
     "default_visibility_timeout": "visibility_timeout",
@@ -113,13 +113,13 @@ class Lockable:
 
 
 def base_in(cls: type[Any]) -> type[Any]:
-    """`SingletonTask`, whose module is above this one."""
+    """`SingletonTask`, which this module cannot import: task.py imports this one."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
     """The assigned value, else the configured one: with a namespace, Celery before 5.7 prefers the configured one."""
-    # First, because this loads the configuration, which may assign.
+    # Load the configuration before `changes` is read, because loading may assign settings.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
@@ -259,7 +259,7 @@ def refuse(faults: Iterable[str]) -> None:
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task or a class of tasks, and the faults; without an app, those of its own values."""
+    """The checked values of a task or a class of tasks, and the faults. Without an app, only its own values count."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():

@@ -29,13 +29,13 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The store of each app, after the URL that was assigned when the store was opened.
+# By app: the URL that was assigned when its store was opened, and the store.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
 """Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options of other libraries whose most similar name here has another meaning.
+# Options of other libraries for which `_nearest` would suggest a wrong name.
 _MEANT = {
     **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
     "lock_blocking_timeout": "lock_wait_timeout",
@@ -114,7 +114,7 @@ def _opened(app: Celery) -> Store:
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
     replicas = count("singleton_lock_replicas", setting(app, "singleton_lock_replicas", 0), least=0)
-    # No more, because a page reads the whole history at once.
+    # The history has a limit, because a page reads all of it at once.
     history: Any = setting(app, "singleton_lock_history", Store.history)
     history = count("singleton_lock_history", history, least=0, most=10_000)
     if "username" in own or "password" in own:
@@ -174,8 +174,8 @@ def _as_text(url: Any) -> str:
 def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """Names in a class of tasks that look like an option and are none, or belong to another library.
 
-    A method or property is the user's own unless another library has a method of that name. A name that overrides one
-    of another base is the user's own, too. An option without its prefix is a fault as an argument of the decorator.
+    A method or property is the user's own unless another library has a method of that name. An override of a base's
+    attribute is the user's own, too. In the decorator, an option without its prefix is a fault.
     """
     ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):

@@ -1,4 +1,4 @@
-"""The commands of operators, `celery -A proj singleton`, and what of them a program may call."""
+"""The commands of operators, `celery -A proj singleton`, and `break_marks` for programs."""
 
 from celery_singleton_lock.operations.breaking import break_marks
 

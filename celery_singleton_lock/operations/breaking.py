@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# A lease has at least two thirds of its ttl left, and is renewed within one third: half of what is left is enough.
+# The next renewal comes within a third of the ttl, and a lease has at least two thirds left: half of that is enough.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
@@ -88,7 +88,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Let the store wake the waiting turns, and drop those that nobody hears; return whether there were any."""
+    """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
     has_dropped = False
     while True:
         locks.inventory.break_lock(key, (), by)
@@ -146,7 +146,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if *what* names a call. A call in no lock has an empty state, with its id as the key.
+    """The lock, and the task id if *what* names a call. A call in no lock has an empty state, whose key is the task id.
 
     Raises:
         click.UsageError: Nothing has that name, or several names begin with it.
@@ -182,7 +182,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by that."""
+    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by task id."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -190,7 +190,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # Holders come first, so the first row tells most of a call that is in several locks.
+            # Holders come first: if a call is in several locks, its first row says the most.
             found.setdefault(task_id, (row.lock, task_id))
     # A full name means itself, even if another name begins with it.
     return {start: found[start]} if start in found else found

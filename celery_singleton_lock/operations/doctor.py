@@ -279,7 +279,7 @@ def _worker_in(stats: Any, active: Any, queues: Any, reserved: Any, store: Any) 
     pool = stats.get("pool", {})
     named = None
     if isinstance(queues, list):
-        # A route may name an alias; or the exchange of a broadcast, because each worker has its own queue.
+        # A route may name an alias. For a broadcast it names the exchange, because each worker has a queue of its own.
         named = {str(each[word]) for each in queues for word in ("name", "alias") if each.get(word)}
         named |= {each["exchange"]["name"] for each in queues if each["exchange"]["type"] == "fanout"}
     kind = None
@@ -302,7 +302,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
-        # As each worker of Celery decides whether it takes questions.
+        # A worker of Celery takes questions on the same condition.
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
             why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"

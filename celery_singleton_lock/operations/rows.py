@@ -328,7 +328,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few names, and the number of the rest. Give the total *of* incomplete names."""
+    """The first few names, and the number of the rest. If *names* is incomplete, *of* is the total."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

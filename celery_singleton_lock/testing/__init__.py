@@ -78,7 +78,7 @@ class StoreInMemory(MemoryStore):
         """
         ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Otherwise another thread may find a lease expired between the two lines.
+        # Without this lock, the heartbeat may renew in between with the plain ttl, and that lease would expire.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -288,7 +288,7 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 class _Unlimited(MemoryStore):
     def acquire(self, claim: Claim) -> Any:
-        # More places than a test can take: a claim on the whole lock counts as a million.
+        # More places than a test can take: a claim on the whole lock takes a million of them.
         return super().acquire(replace(claim, limit=10**12))
 
 

@@ -43,7 +43,7 @@ _LONG_WAIT = 900.0
 
 
 class Look(Generic[T]):
-    """A question to the store, by *see*. One thread at a time looks for the answer, which serves *rest* seconds."""
+    """Asks the store by calling *see*, in one thread at a time. An answer serves for at least *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
@@ -106,7 +106,7 @@ class Counts(NamedTuple):
 
 
 class Observer:
-    """The locks of an app, and whether its runs can lock now. Many requests ask the store as often as one does."""
+    """The locks of an app, and whether its runs can lock now. Many requests share one look at the store."""
 
     def __init__(self, app: Celery) -> None:
         self.app = app

@@ -1,4 +1,4 @@
-"""The app that Django looks up here, and the checks of `manage.py check`: all faults that would end a worker."""
+"""Django's `AppConfig`, and the checks of `manage.py check`: all faults that would end a worker."""
 
 from contextvars import ContextVar
 from typing import Any
@@ -40,7 +40,8 @@ def why_no_app(app: Celery) -> str | None:
 
 def check_locks(**_: Any) -> list[checks.CheckMessage]:
     """Check settings, tasks and the URL of the store, without a request to the store."""
-    # Celery runs Django's checks as it imports tasks: ours would recurse, and its commands check locks at their start.
+    # Celery runs Django's checks when it imports tasks, so without `_imports` this check would recurse. The commands of
+    # Celery need no check here: workers and beats check locks at their start.
     if _imports.get() or click.get_current_context(silent=True) is not None:
         return []
     app = app_or_default()
