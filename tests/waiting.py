@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Self, TypeVar
 
@@ -30,24 +31,37 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
         time.sleep(0.01)
 
 
-class Pulse(threading.Thread):
+class Pulse:
     """Knows for how many seconds this process has stood still, as on a machine that pauses."""
 
     _TICK, _LATE = 0.05, 0.3
 
     def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._stood_still, self._beat_at = 0.0, clock()
-        self.start()
+        self._stood_still = 0.0
+        self._begin()
 
-    def run(self) -> None:
-        while True:
-            time.sleep(self._TICK)
+    def _begin(self) -> None:
+        self._beat_at, self._over = clock(), threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._TICK):
             self._stood_still, self._beat_at = self.stood_still(), clock()
 
     def stood_still(self) -> float:
         since = clock() - self._beat_at
         return self._stood_still + (since if since > self._LATE else 0.0)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """End the thread for now: if a thread waits for the GIL at a fork in C, the child waits for it for ever."""
+        self._over.set()
+        self._thread.join()
+        try:
+            yield
+        finally:
+            self._begin()
 
 
 pulse = cache(Pulse)
