@@ -211,7 +211,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name no queue. Cached, as Celery caches its routes, except after `conf.update`."""
+        """The queue of calls that name no queue. Cached like Celery's routes, but `conf.update` does not refresh it."""
         return queue_by(self, {})
 
     @cached_property
@@ -252,7 +252,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """A lock that keeps out all runs of a call with these arguments, of which only those in the key are needed.
+        """A lock that keeps out all runs of a call with these arguments; only those in the key are needed.
 
         The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 

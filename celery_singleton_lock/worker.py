@@ -182,7 +182,7 @@ class SingletonRequest(Request):
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release the lease of a dead child, and report its death unless its place was taken: then its heir reports it.
+        """Release a dead child's lease, and report the death; if another run has taken the place, that run reports it.
 
         If *is_lost*, the timer of the lease has killed the child, which could not report the loss.
         """

@@ -104,7 +104,7 @@ class RenewalThread(DaemonThread):
     """Renews the leases of this process in one store, or in one part of it, when they are due.
 
     Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The log and the
-    event loop have locks of greenlets, so a greenlet makes the calls to them.
+    event loop use greenlet locks, so the thread leaves each call to them to a greenlet.
     """
 
     def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
@@ -186,7 +186,7 @@ class RenewalThread(DaemonThread):
                     self.remove(holding)
         now = clock()
         for holding in self.watched():
-            # Only after an unanswered renewal: a beat that comes late asks the store first.
+            # A deadline alone loses no lease, because a beat that comes late has to ask the store first.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew those that are due soon, too: thousands of leases must not each cost a request.

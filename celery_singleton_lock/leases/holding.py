@@ -95,10 +95,10 @@ class Holding(Renewable):
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
     is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
-    takes: int = 1  # releases until it is given back
+    takes: int = 1  # how many releases give it back
     ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
     _is_reported: bool = False
-    # A weak reference: otherwise the two would keep each other until the garbage collector runs.
+    # Weak: otherwise a claim and its view would keep each other alive until the garbage collector runs.
     _view: "ref[Lease] | None" = None
 
     def __init__(
@@ -130,7 +130,7 @@ class Holding(Renewable):
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""
-        # Nothing is called in between, so no signal and no other thread comes between.
+        # No call lies between this check and the write, so no signal and no other thread comes between them.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
@@ -255,7 +255,7 @@ class Holding(Renewable):
         self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
-        # Set the reason first: otherwise another thread could see the state without it. An earlier reason stays.
+        # Set the reason at once: until then another thread sees the new state without it. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
@@ -293,7 +293,7 @@ class Holding(Renewable):
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, or raise why it is not possible. True after the last, which `give_back` has to follow."""
+        """Count a release, or raise why it is not possible. True if it was the last: then call `give_back`."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")

@@ -58,7 +58,7 @@ _FREE = "free"
 _A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next turn looks after a look has let a message come: another place may be free.
+# Seconds until the next look once a look has let a message come: another place may be free.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days.
@@ -112,7 +112,7 @@ def _pause_of(position: Position | Conflict, ttl: float, *, is_deaf: bool) -> fl
 
 
 def pause_before(claim: Claim, give_up_at: float) -> float:
-    """The most seconds for which a waiter in this process waits to listen before it asks."""
+    """Seconds that a waiter in this process waits at most for its subscription before it asks."""
     return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 

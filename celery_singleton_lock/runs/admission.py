@@ -160,7 +160,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Celery publishes the calls linked to the last step before the step's end is stored, so the mark is still there.
+    # Celery publishes the links of the last step, and only then stores its end, so they still meet the mark.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -222,7 +222,7 @@ def _of_newest(policy: Policy, notes: Notes) -> Policy:
 
 
 def _nearest(run: Run, policy: Policy) -> Policy:
-    """The policy of the task, or the nearest policy that publishes nothing if the message cannot be requeued."""
+    """The policy of the task; if the message cannot be requeued, the nearest policy that publishes nothing."""
     policy = _of_newest(policy, run.notes)
     if run.can_be_requeued:
         return policy
@@ -272,7 +272,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # The message may be a retry of a run that was asked to stop, whose marks no other delivery ends.
+        # A retry whose run was asked to stop is dropped, too: no other delivery would end its marks.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would overwrite the state of the other delivery.

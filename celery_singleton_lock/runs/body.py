@@ -27,7 +27,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     """Call the body, which is interrupted if its lease is lost.
 
     Raises:
-        Exception: The body's; or `Revoked` if the run was asked to stop, even if its body has caught that.
+        Exception: The body's; or `Revoked` if the run was asked to stop, even if its body has caught the `LockLost`.
     """
     locks = holds.get()
     try:
@@ -92,7 +92,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """The facts for later deliveries about the end of a body; None if they should run the body again."""
+    """The facts about the end of a body, for later deliveries; None if these should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
@@ -135,7 +135,7 @@ def _lost(run: Run) -> LockLost:
 
 
 def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
-    """The reason for which the run was asked to stop, even if its body has caught that."""
+    """The reason for which the run was asked to stop, even if its body has caught the `LockLost`."""
     if run.was_replaced:
         return run.lease.lost_reason
     if isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP:
@@ -168,7 +168,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 
 @contextmanager
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
-    """In `until_executed`, the call counts as queued until the workflow that `replace()` publishes inside has ended.
+    """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
 
     The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
     library, the next caller looks for the result under the call's task id. The mark lasts for `lock_queue_ttl` at most.

@@ -189,7 +189,7 @@ _NEARLY = 0.9
 _LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
-# Names of a message that are Celery's, and no attributes of its `Context`.
+# Names in a message that are Celery's or ours, and that a `Context` lacks.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
@@ -205,7 +205,7 @@ class Delivery:
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # By the local clock; infinite, so never late, if no worker has sent it.
+    # When the worker received the message, by the local clock; infinite, so never long ago, if none has.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -342,7 +342,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
     """The message is here for so long that the broker may have delivered it elsewhere.
 
-    With *late*, also if that will be so before the broker hears that the body has ended.
+    With *late*, the time until the broker hears that the body has ended counts, too.
     """
     timeout = options.visibility_timeout
     age = clock() - delivery.received

@@ -11,8 +11,8 @@ A run goes through these phases, and only forward:
     UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-ENDED is a run whose marker, for later deliveries of its message, does not say yet that the result is stored. A run
-whose release got no answer is ENDED, too, if it may have left such a marker.
+A run is ENDED while its done marker does not say yet that the result is stored. A run whose release got no answer is
+ENDED, too, if it may have left a marker.
 """
 
 import logging
@@ -256,7 +256,7 @@ class Run:
             log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
-        """Raise `LockLost` if the run was replaced: its retry or replacement would run after its successor."""
+        """Raise `LockLost` if the run was asked to stop: its `retry()` or `replace()` would run after that end."""
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
@@ -285,7 +285,7 @@ class Run:
         return error is not None or self.lease.lost_reason is not None
 
     def _end_cooldown(self) -> None:
-        """End the cool-down, which in a queue mode began with the publication, so that the next call can come."""
+        """End the cool-down, so that the next call can come. In a queue mode, the cool-down is a mark."""
         self.claim.min_hold = 0.0
         if self.options.unique_in_queue:
             unmark(self.store, self.key, self.task_id)
