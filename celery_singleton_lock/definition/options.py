@@ -18,7 +18,7 @@ from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# kombu's channel attributes for a visibility timeout, and their options. For Pub/Sub, kombu extends each deadline.
+# kombu's channel attributes for a visibility timeout, and their options. Pub/Sub needs none: kombu extends deadlines.
 _TIMEOUTS = {
     "visibility_timeout": "visibility_timeout",
     "default_visibility_timeout": "visibility_timeout",
@@ -63,7 +63,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def given(value: Any) -> str:
-    """*value* as a message shows it, with its type if it is no str and looks like one."""
+    """*value* as a message shows it; a value that only looks like a str is shown with its type."""
     text = ""
     # A repr may fail: a lazy translation raises before Django is set up.
     with suppress(Exception):
@@ -118,7 +118,7 @@ def base_in(cls: type[Any]) -> type[Any]:
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The assigned value, else the configured one: with a namespace, Celery before 5.7 prefers the configured one."""
+    """The assigned value, else the configured one. With a namespace, Celery before 5.7 prefers the latter."""
     # Load the configuration before `changes` is read, because loading may assign settings.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)

@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# The next renewal comes within a third of the ttl, and a lease has at least two thirds left: half of that is enough.
+# A lease has at least two thirds of its ttl left. The next renewal comes within one third: half of what is left.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 

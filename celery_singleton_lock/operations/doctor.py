@@ -163,7 +163,7 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
 
 
 def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
-    """Whether the store's clock, *ahead* of this machine's by so many seconds, agrees with the others."""
+    """Whether the store's clock agrees with the others. It is *ahead* of this machine's by so many seconds."""
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [

@@ -27,7 +27,7 @@ _ADVICE = {
         "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
         f"{DOCS}reference/start/ lists all that are needed"
     ),
-    # The numbers are of certificate files that cannot be opened. Unix sockets have the same numbers, so exclude them.
+    # The numbers are the errno of an unreadable certificate file. Unix sockets fail with the same, so exclude them.
     r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)": (
         "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
         "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
@@ -173,7 +173,7 @@ class Part:
         self.clock: ServerClock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
-        """The answer of *ask*, the moment when that try was sent, and the number of tries.
+        """The answer of *ask*, the moment of the try that got it, and the number of tries.
 
         *ask* is called with the moment, on `clock()`, until which it may wait.
 

@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
-# redis-py tells the server its name and version in two round trips of each new connection, unless these are None.
+# Unless these arguments are None, redis-py sends its name and version in two round trips of each new connection.
 _HAS_DRIVER_INFO = "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
 OURS: dict[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT,
@@ -37,7 +37,7 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    # A key of another program may be no UTF-8, and must not hide others.
+    # A key of another program may be no UTF-8: strict decoding would fail for the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
@@ -126,7 +126,7 @@ class Link:
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
-    """Return an error as the reply, or raise it if another server may accept the request, or the server is at fault."""
+    """Return an error as the reply; raise it if another server may accept the request, or if the server is at fault."""
     if not isinstance(error, exceptions.ResponseError) or is_elsewhere(error):
         raise error
     return error
@@ -144,7 +144,7 @@ class IdleOfThread(threading.local):
 class Connections:
     """Connections to one server, kept while they are idle and all their replies were read.
 
-    Taking and keeping are single steps of a deque, so a signal may raise anywhere.
+    A signal handler may raise anywhere: a connection is taken or kept by a single step of a deque.
     """
 
     is_sharded = False
@@ -214,7 +214,7 @@ class Connections:
         replies = self.ask(key, commands, until)
         unknown = next((at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)), None)
         if unknown is not None:
-            # The server was restarted, failed over or flushed. One text loads the script for all.
+            # The server was restarted, failed over or flushed. One EVAL loads the script for all inputs.
             commands[unknown] = ("EVAL", script.text, *commands[unknown][2:])
             replies = self.ask(key, commands, until)
         return replicated(replies, replicas) if replicas else replies
@@ -263,7 +263,7 @@ class Connections:
         log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
-        """Close an idle connection if there are several: one that simultaneous requests opened would stay open."""
+        """Close an idle connection if there are several: otherwise those of a burst of requests would stay open."""
         if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()

@@ -235,7 +235,7 @@ def slot_in(entry: str, value: str) -> Slot:
 
 
 def _numbers_in(value: str, known: int) -> list[int]:
-    """The first *known* numbers of a field, to which later releases may add; 0 for each that an earlier one lacks."""
+    """The first *known* numbers of a field. Later releases may add numbers; one that an earlier release lacks is 0."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 

@@ -57,7 +57,7 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 class Store:
     """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
 
-    Every request is bounded in time, and raises `StoreError` without a usable answer. A request without an answer may
+    Every request is bounded in time, and raises `StoreError` if no usable answer comes. A request without an answer may
     have worked, and is safe to repeat. With *replicas*, a grant or a renewal counts once so many replicas have it.
     """
 
@@ -151,7 +151,7 @@ class Store:
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
-        """Restart the ttl of each claim whose place nobody else can have had in between."""
+        """Restart the ttl of each claim, unless another holder may have had its place meanwhile."""
         if not claims:
             return []
         part = self.part_of(claims[0].key)
@@ -328,7 +328,7 @@ class Store:
     def request(
         self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """The reply to a script about *key*, the moment of that try, and how many tries may have worked."""
+        """The reply to a script about *key*, the moment of the try that got it, and how many tries may have worked."""
         part = self.part_of(key)
         sent_at = clock()
         tries = 0

@@ -1,8 +1,8 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
 -- The lock is one hash, which parts/{lock,marks,successor,queue}.lua describe. Times are microseconds by this server's
--- clock. A caller whose reply was lost may ask again: the same token renews its grant, or keeps its turn. The others, as
--- the caller sees them:
+-- clock. A caller whose reply was lost may ask again: the same token renews its grant, or keeps its turn. The other
+-- calls, as the caller sees them:
 --
 --   twin         another delivery of the caller's message: it holds a place, or waits. The caller gets neither.
 --   holder       has a place until its deadline.
@@ -292,7 +292,7 @@ end
 -- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that
 -- has come again while no successor is coming. Any other call with a policy becomes the successor, except for a `rerun` call
 -- that finds another task's successor: it asks again. A holder is asked to stop only once its successor was requeued:
--- before, the successor's message may be lost.
+-- until then, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
@@ -357,7 +357,7 @@ end
 begin_writing(key)
 local front, step = line.front, 1
 if not own then
-  -- A new turn belongs near the last ticket, a turn that comes back often near the first. Turns between its position and
+  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. Turns between its position and
   -- that end move one ticket towards the end, up to the next void ticket.
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)

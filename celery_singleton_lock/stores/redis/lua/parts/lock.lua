@@ -139,7 +139,7 @@ end
 
 -- Calls that hold nothing, in the form of holders. Instead of a place they have the word for their state, and instead of a
 -- hostname the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how many
--- milliseconds before the end of a mark the call is due; 1 if a turn is unheard; the moment of a turn's rank.
+-- milliseconds a mark lasts after the call's due time; 1 if a turn is unheard; the moment of a turn's rank.
 local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

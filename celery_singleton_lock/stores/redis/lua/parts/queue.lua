@@ -7,7 +7,7 @@
 --
 -- Fields:
 --   `q<ticket>`  a turn: the moment of its rank; its state, and since when, in milliseconds after the rank; its end, in
---                seconds after the rank. Then: by how many microseconds the call was published before the rank; limit; 1 if
+--                seconds after the rank. Then: how many microseconds before the rank the call was published; limit; 1 if
 --                another delivery of the message has come, or 0; the token of a process, or `@`. Fields of later versions
 --                may follow. Then '\31' and the task id.
 --   `w<who>`     the ticket of a token, or of `@` and a task id.
@@ -88,8 +88,8 @@ local function set_state(key, ticket, turn, state, since)
   call('HSET', key, 'q' .. ticket, value_of(turn))
 end
 
--- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. That time begins now for a waiting turn. It is
--- over for a turn that was woken or on its way, which keeps its `since`.
+-- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. For a waiting turn that time begins now. A
+-- turn that was woken or on its way keeps its `since`: that time is over.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
@@ -100,7 +100,7 @@ local function tell(key, turn, word)
   return type(listeners) == 'number' and listeners or 1
 end
 
--- False if nobody listens, so that others are woken instead; a turn on its way will listen soon.
+-- False if nobody listens, so that others are woken instead. True for a turn on its way: its worker will listen soon.
 local function wake_turn(key, ticket, turn)
   if turn.state == WOKEN then
     return true
@@ -187,8 +187,8 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. Then the
--- client of a release asks again; after another script, the next turn finds the place when it looks.
+-- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. If so,
+-- the client of a release asks again; after any other script, the next turn finds the place when it looks.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
