@@ -47,7 +47,7 @@ from celery_singleton_lock.runs.message import (
     state_for,
     state_of,
 )
-from celery_singleton_lock.runs.policies import tell_joiners
+from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import Holder, LockState
 
@@ -305,9 +305,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
         run.retry_error, run.stored_retry = exc, None
-        tell_joiners(run)
         try:
-            return super().retry(args, kwargs, exc, *rest, **options)
+            with telling_joiners(run):
+                return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
             # To Celery, a `LockLost` while it publishes is a broker error, and the run would end without a result.
             if isinstance(rejected.reason, LockLost):
@@ -321,8 +321,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
         run.check_not_replaced()
         origin = Origin(run.key, run.lease.fence, run.notes.first_published)
-        tell_joiners(run)
-        with queued_until_its_workflow_ends(run), replacing(origin):
+        with telling_joiners(run), queued_until_its_workflow_ends(run), replacing(origin):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:

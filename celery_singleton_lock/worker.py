@@ -189,14 +189,15 @@ class SingletonRequest(Request):
         try:
             # The store forgets the holder with the release, and hides it after the end of its lease.
             holders = lease.store.survey([lease.key])[0].holders
-            mine = (holder for holder in holders if holder.token == lease.claim.token)
-            self._held_at_death = died = next(mine, self._held_at_death)
+            mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
+            self._held_at_death = died = mine or self._held_at_death
             lost = lease.store.release(lease.claim, lease.grant.place).lost
         except StoreError:
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        if died is not None and lost is None:
+        # If the holder is gone, an earlier release has worked, and its answer was lost.
+        if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
             log.tell_of_death(lease.key, named, "its pool process died while it held the lock")

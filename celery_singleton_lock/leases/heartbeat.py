@@ -29,6 +29,8 @@ _SHORTEST_PAUSE = 0.05
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
+# The timeout of a wait does not count the time for which the machine is suspended, and the store counts it.
+_LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends; short tasks one after another share a thread.
 _LINGERS = 5.0
 # Log lines for one beat, however many leases it concerns.
@@ -158,7 +160,7 @@ class RenewalThread(DaemonThread):
         due = [min(one.next_renewal, one.deadline) for one in self.watched()]
         self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
         with suppress(Empty):
-            self._wakes.get(timeout=max(0.0, due_at - clock()))
+            self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
         if clock() < due_at:
             return True
         # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
@@ -206,12 +208,12 @@ class RenewalThread(DaemonThread):
                 self._client = self.store.clone()
                 self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
             answers = self._client.renew([holding.claim for holding in holdings], bound)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (as no answer: one error must not cost a lease)
             for holding in holdings:
                 holding.is_unsure = True
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
             if not isinstance(error, StoreError):
-                raise
+                self._log(logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
             for one in [each for each in holdings if each.is_kept][:_MOST_LINES]:
                 told = {"key": one.key, "task_id": one.task_id, "remaining": one.time_left, "leases": len(holdings)}
                 self._log(logging.WARNING, "lock.renewal_failed", "%s", error, **told)

@@ -186,7 +186,9 @@ class Interrupt:
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            self.delivered = self._has_reached_its_thread = True
+            # A thread that has just begun may get the error instead of the body. Then the next try raises it again.
+            if threading.get_ident() == self._thread:
+                self.delivered = self._has_reached_its_thread = True
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})

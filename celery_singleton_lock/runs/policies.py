@@ -2,12 +2,14 @@
 
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
+from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.definition.options import LockOptions, OnConflict, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
@@ -232,7 +234,7 @@ def end_of_joined(run: Run) -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so `tell_joiners` has stored its fence. An
+    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. An
     # older fence is that of an earlier run with this task id. The wait is bounded, because a message may be lost.
     goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
@@ -259,8 +261,19 @@ def _joined(run: Run, holder: Holder, **notes: Any) -> Refused:
 # Telling the calls that have joined a run.
 
 
-def tell_joiners(run: Run) -> None:
-    """Tell the calls that have joined the run to wait for the retry, or the tasks of `replace()`, published next."""
+@contextmanager
+def telling_joiners(run: Run) -> Iterator[None]:
+    """Tell the calls that have joined the run to wait for the attempt published inside; the run has its lease still."""
+    try:
+        yield
+    except (Ignore, Retry):
+        # The message was published: `replace()` and `retry()` end by raising these.
+        _tell_joiners(run)
+        raise
+    _tell_joiners(run)
+
+
+def _tell_joiners(run: Run) -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
         try:

@@ -3,10 +3,12 @@
 import gc
 import os
 from typing import Any
+from unittest.mock import patch
 
 from celery import chain, maybe_signature
 from celery.exceptions import Ignore
 from celery.worker.control import inspect_command
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import LockLost, SingletonTask
 from tests.acceptance.app import (
@@ -164,6 +166,16 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
     if end == "ignored":
         raise Ignore
     return number
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="join")
+def joined_unpublished(self: Any, key: Any, gate: str) -> str:
+    """Its first run asks for a retry that the broker does not take."""
+    if recorder.is_first(key):
+        body(self, key, gate=gate)
+        with patch.object(self.app.amqp, "send_task_message", side_effect=OperationalError("away")):
+            raise self.retry(countdown=0)
+    return "ran"
 
 
 @inspect_command()

@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.encoding import RELEASE
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
@@ -19,7 +20,7 @@ from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
 from tests.gates import open_gate
 from tests.proxy import Proxy
-from tests.recorder import Recorder
+from tests.recorder import Recorder, of_key
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import kill_child, workers
@@ -97,21 +98,32 @@ def test_each_death_of_a_holder_is_counted_by_its_main_process_or_by_the_next_ho
         assert of("taken_over_total", task) == 1
 
 
-def test_a_death_is_told_once_though_the_store_is_silent_when_it_happens(recorder: Recorder, valkey: Server) -> None:
+@pytest.mark.parametrize("loses", ["requests", "an answer"])
+def test_a_death_is_told_once_though_the_store_is_silent_when_it_happens(
+    recorder: Recorder, valkey: Server, loses: str
+) -> None:
     task = tasks.skipped
     with Proxy(valkey.port) as proxy:
         env = {"TEST_TTL": "60", "TEST_LOCKS": f"{proxy.url.removesuffix('/0')}/2"}
         with workers(APP, env) as (worker,):
+            # A server that does not know the script would answer with an error.
+            task.delay("another").get(timeout=PROMPTLY)
             killed = task.delay("k", 60.0)
-            (event,) = until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
-            proxy.black_hole()
+            (event,) = until(lambda: of_key(recorder, "k", "enter"), "it runs", timeout=PROMPTLY)
+            if loses == "an answer":
+                lost = proxy.lose_reply(to=RELEASE.digest.encode())
+            else:
+                proxy.black_hole()
             os.kill(event.pid, SIGKILL)
             with pytest.raises(WorkerLostError):
                 killed.get(timeout=PROMPTLY)
-            # Longer than the first request of the main process waits.
-            back_at = time.monotonic() + 4
-            until(lambda: time.monotonic() > back_at, "the store was silent", timeout=PROMPTLY)
-            proxy.forward()
+            if loses == "an answer":
+                assert lost.wait(PROMPTLY)
+            else:
+                # Longer than the first request of the main process waits.
+                back_at = time.monotonic() + 4
+                until(lambda: time.monotonic() > back_at, "the store was silent", timeout=PROMPTLY)
+                proxy.forward()
 
             told = f"lock.holder_died key={task.lock_key_for('k')} task_id={killed.id} "
             until(lambda: told in worker.log(), "the death is told", timeout=PROMPTLY)

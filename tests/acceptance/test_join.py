@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from celery import VERSION
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
@@ -52,6 +53,20 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
         open_gate(recorder, "it ends")
 
         assert joiner.get(timeout=40) == 1
+
+
+def test_a_joiner_runs_if_the_retry_of_its_holder_was_not_published(recorder: Recorder) -> None:
+    task = combined.joined_unpublished
+    with workers("tests.acceptance.combined_app", {}, 1, concurrency=2) as (worker,):
+        task.delay("k", "it retries")
+        until(lambda: recorder.events("enter"), "it runs")
+        joiner = task.delay("k", "it retries")
+        until(lambda: times_joined(worker, joiner) > 0, "it has joined")
+        open_gate(recorder, "it retries")
+
+        # From Celery 5.7 on, the end of the holder is stored, and so is the joiner's.
+        end = joiner.get(timeout=40, propagate=False)
+    assert end == "ran" or VERSION >= (5, 7)
 
 
 def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_of_its_holder(
