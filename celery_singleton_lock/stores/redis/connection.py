@@ -361,7 +361,7 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             check_parts(f"redis://{rest}")
             arguments = parse_url(f"redis://{rest}")
             host = arguments.pop("host", "")
-            if begins not in ("", scheme) or not host or "," in host:
+            if begins.lower() not in ("", scheme) or not host or "," in host:
                 raise ValueError
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}

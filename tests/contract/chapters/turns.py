@@ -529,6 +529,19 @@ class Turns(Contract):
         assert not place.comes
         assert place.free_in == pytest.approx(20, abs=5)
 
+    def test_a_cool_down_has_the_first_one_look_though_those_between_have_left(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        names = ("first", "second", "third", "fourth", "fifth")
+        calls = {name: replace(turn_of(store, name), min_hold=20.0) for name in names}
+        with listening(store, "first", "fifth") as heard:
+            for name in names[1:4]:
+                store.unmark(KEY, name)
+            store.release(claim("a"), 1)
+            until(lambda: heard["first"], "it is called")
+            granted(store.acquire(calls["first"]))
+            store.release(calls["first"], 1)
+            until(lambda: heard["fifth"], "the only one that waits is told of the cool-down")
+
     def test_as_many_are_called_as_places_are_free(self, store: Store) -> None:
         holders = [claim(each, limit=3) for each in "abc"]
         for each in holders:

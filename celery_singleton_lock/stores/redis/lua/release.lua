@@ -67,6 +67,8 @@ if marker and (lost ~= '' or copy_has_come or words.is_due) then
   marked = 1
 end
 if line and is_kept then
+  -- Begin at the first turn that is there: otherwise void tickets at the front would hear instead of it.
+  walk_line(key, line, line.front, line.last, function(turn) return turn.state ~= UNHEARD and 'enough' end)
   tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
 elseif line then
   stopped_short = wake_next(key, line, held)

@@ -151,6 +151,7 @@ local function begin_line_at(key, line, front, unheard)
   if first > line.last then
     call('HDEL', key, 'first', 'last', 'front')
   elseif is_moved then
+    begin_writing(key)
     set_range(key, line)
   end
   tell_near(key, math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last))
