@@ -11,6 +11,11 @@ from typing import Any
 
 import redis
 
+from tests.waiting import until
+
+# Longer than any test keeps a gate shut, and no longer than a pool can do without the process.
+_PATIENCE = 180.0
+
 
 @dataclass(frozen=True)
 class Event:
@@ -49,6 +54,13 @@ class Recorder:
         lines: Any = self._client.lrange("record", 0, -1)
         events = [Event(**json.loads(line)) for line in lines]
         return sorted((event for event in events if name in (None, event.name)), key=lambda event: event.at)
+
+    def wait_at(self, gate: str) -> None:
+        """Wait until a test lets the body go on."""
+        until(lambda: self._client.exists(f"gate:{gate}"), f"the gate {gate} opens", timeout=_PATIENCE)
+
+    def open_gate(self, gate: str) -> None:
+        self._client.set(f"gate:{gate}", "open")
 
     def close(self) -> None:
         self._client.close()

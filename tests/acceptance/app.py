@@ -9,7 +9,6 @@ from celery import Celery, Task
 from celery.signals import worker_init, worker_process_init
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
-from tests.gates import wait_at
 from tests.recorder import Recorder
 
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
@@ -55,7 +54,7 @@ def body(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **f
     with recorder.body(key, task.request.id, **facts):
         time.sleep(seconds)
         if gate:
-            wait_at(recorder, gate)
+            recorder.wait_at(gate)
 
 
 @app.task(base=Base, bind=True, lock_key=("key",), lock_on_conflict="reschedule")

@@ -24,7 +24,6 @@ from tests.acceptance.app import (
     retrying_once,
     task_with,
 )
-from tests.gates import wait_at
 
 __all__ = ["app", "by_policy", "collect"]
 
@@ -98,7 +97,7 @@ class Reports(SingletonTask):
     abstract = True
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        wait_at(recorder, "it is reported")
+        recorder.wait_at("it is reported")
 
 
 reporting = task_with("reporting", base=Reports, lock_mode="until_executed")
@@ -148,7 +147,7 @@ def replaced_by(self: Any, canvas: Any) -> Any:
 
 @app.task(ignore_result=False)
 def waits_at(gate: str) -> str:
-    wait_at(recorder, gate)
+    recorder.wait_at(gate)
     return gate
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, recorder
-from tests.gates import wait_at
 
 __all__ = ["app"]
 
@@ -14,7 +13,7 @@ def importing(name: str, **options: Any) -> Any:
     def import_catalogue(self: Any, supplier: str, number: int = 0, waits: bool = False, **_: Any) -> int:
         with recorder.body(supplier, self.request.id):
             if waits:
-                wait_at(recorder, supplier)
+                recorder.wait_at(supplier)
         return number
 
     return import_catalogue

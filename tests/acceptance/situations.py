@@ -12,7 +12,6 @@ from inspect import getdoc
 from typing import Any, NamedTuple
 
 from tests.acceptance import seen_app as tasks
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -106,7 +105,7 @@ class Scene:
         until(lambda: result.state == state, f"its state is {state}", PATIENCE)
 
     def open_gate(self) -> None:
-        open_gate(self.recorder, self.key)
+        self.recorder.open_gate(self.key)
 
     def lose_lease(self, task: Any) -> None:
         """Have the store forget the holder, as after a flush or a failover."""

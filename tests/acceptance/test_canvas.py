@@ -12,7 +12,6 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery_singleton_lock import ConfigurationError
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.waiting import until
 
@@ -27,7 +26,7 @@ def held(recorder: Recorder) -> Iterator[None]:
     holders = [task.delay("held", 1, gate="held") for task in (combined.by_policy["skip"], combined.ignoring)]
     until(lambda: len(recorder.events("enter")) > 1, "the holders run")
     yield
-    open_gate(recorder, "held")
+    recorder.open_gate("held")
     holders[0].get(timeout=PROMPTLY)
     until(lambda: len(recorder.events("leave")) > 1, "the holders have left")
     recorder._client.flushdb()

@@ -18,7 +18,6 @@ from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
-from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder, of_key
 from tests.servers import Server
@@ -62,7 +61,7 @@ def test_each_end_of_a_call_is_counted(recorder: Recorder) -> None:
         for _ in range(3):
             with pytest.raises(TaskRevokedError):
                 task.delay("k").get(timeout=PROMPTLY)
-        open_gate(recorder, "all are refused")
+        recorder.open_gate("all are refused")
         holder.get(timeout=PROMPTLY)
         # While the processes live, within seconds.
         until(lambda: of("held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)

@@ -17,7 +17,6 @@ from celery_singleton_lock.stores.records import LockState
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP, new_call
-from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
 from tests.waiting import until
 from tests.workers import kill_child, workers
@@ -150,7 +149,7 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
         first.forget()
 
         second = new_call(task, "k", 2, but=[first])
-        open_gate(recorder, "it is reported")
+        recorder.open_gate("it is reported")
         assert second.get(timeout=40) == 2
 
 

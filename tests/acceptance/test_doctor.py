@@ -27,7 +27,6 @@ from tests.acceptance import app as tasks
 from tests.acceptance.conftest import invoked
 from tests.acceptance.test_start import env_of
 from tests.browsing import Visitor
-from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, free_port, running
@@ -433,7 +432,7 @@ def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: 
             return [each for each in examined(tasks.app, *BRIEFLY).advice if "prefetch" in each]
 
         (said,) = until(told, "the worker has it", timeout=60)
-        open_gate(recorder, "it is examined")
+        recorder.open_gate("it is examined")
         queued.get(timeout=60)
 
     assert "worker_prefetch_multiplier" in said

@@ -5,7 +5,6 @@ from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.monitor import Monitor
 from tests.recorder import Recorder
 from tests.servers import Server
@@ -54,5 +53,5 @@ def test_events_are_sent_if_and_while_the_worker_sends_those_of_tasks(valkey: Se
         assert tasks.app.control.disable_events(reply=True, timeout=PROMPTLY, limit=1)
         skip_some(3)
         assert [len(monitor.about(each)) for each in OURS] == [3, 3]
-        open_gate(recorder, "all are skipped")
+        recorder.open_gate("all are skipped")
         holder.get(timeout=PROMPTLY)

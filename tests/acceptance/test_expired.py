@@ -12,7 +12,6 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key
 from tests.waiting import until
 from tests.workers import workers
@@ -74,11 +73,11 @@ def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(rabbit: 
         results = [call(recorder, expires=moment) for call in CLASSIC.values()]
         until(lambda: worker.log().count(" retry: ") >= len(CLASSIC) - 1, "the worker has had all of them")
         with stands_still(app):
-            open_gate(recorder, "it retries")
+            recorder.open_gate("it retries")
             time.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()) + 1)
         for result in results:
             # The call itself, or a member of its chord.
             with pytest.raises((TaskRevokedError, ChordError)):
                 result.get(timeout=IN_TIME)
-        open_gate(recorder, "all have expired")
+        recorder.open_gate("all have expired")
     assert [event for event in recorder.events() if event.facts.get("number") == 2] == []

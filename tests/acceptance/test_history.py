@@ -19,7 +19,6 @@ from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate, operated
 from tests.browsing import Visitor
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -211,7 +210,7 @@ def test_why_did_it_not_run_last_night(operate: Operate, recorder: Recorder) -> 
         Inventory(store_of(tasks.app)).break_lock(lease.key, [lease.token], "alice")
         with pytest.raises(TaskRevokedError):
             hung.get(timeout=PROMPTLY)
-        open_gate(recorder, "it is refused")
+        recorder.open_gate("it is refused")
         assert [each.get(timeout=PROMPTLY) for each in (first, second)] == [0, 0]
         killed = tasks.warned.delay("k", 60.0)
         until(lambda: len(recorder.events("enter")) == 4, "it runs", timeout=PROMPTLY)

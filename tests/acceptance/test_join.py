@@ -7,7 +7,6 @@ from celery import VERSION
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -26,12 +25,12 @@ def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_o
         until(lambda: recorder.events("enter"), "it runs")
         joiner = task.delay("k", "its own", *later)
         until(lambda: times_joined(worker, joiner) > 0, "it has joined")
-        open_gate(recorder, "its own")
+        recorder.open_gate("its own")
         until(lambda: not task.lock_holders("k", "its own"), "the holder has handed on")
         for gate in later:
             before = times_joined(worker, joiner)
             until(lambda: times_joined(worker, joiner) > before + 4, "it follows for seconds")  # noqa: B023
-            open_gate(recorder, gate)
+            recorder.open_gate(gate)
 
         assert holder.get(timeout=40) == joiner.get(timeout=10) == "the last"
     assert [event.run for event in recorder.events("enter")] == [holder.id]
@@ -50,7 +49,7 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
         until(lambda: times_joined(joiners, joiner) >= 2, "it has joined that")
         if end == "killed":
             holders.kill()
-        open_gate(recorder, "it ends")
+        recorder.open_gate("it ends")
 
         assert joiner.get(timeout=40) == 1
 
@@ -62,7 +61,7 @@ def test_a_joiner_runs_if_the_retry_of_its_holder_was_not_published(recorder: Re
         until(lambda: recorder.events("enter"), "it runs")
         joiner = task.delay("k", "it retries")
         until(lambda: times_joined(worker, joiner) > 0, "it has joined")
-        open_gate(recorder, "it retries")
+        recorder.open_gate("it retries")
 
         # From Celery 5.7 on, the end of the holder is stored, and so is the joiner's.
         end = joiner.get(timeout=40, propagate=False)

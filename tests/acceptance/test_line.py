@@ -16,7 +16,6 @@ from celery_singleton_lock import LockHeld
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.rows import Locks, call_of, call_text
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -37,7 +36,7 @@ def held(tasks: Any, recorder: Recorder, key: str = "k") -> Iterator[Any]:
     try:
         yield result
     finally:
-        open_gate(recorder, f"the end of {key}")
+        recorder.open_gate(f"the end of {key}")
 
 
 def in_line(task: Any, number: int, key: str = "k", **options: Any) -> list[Any]:
@@ -331,7 +330,7 @@ def test_the_next_run_is_called(
             newer = task.delay("k", 2)
             with pytest.raises(TaskRevokedError, match=newer.id):
                 older.get(timeout=SOON)
-            open_gate(recorder, "the end")
+            recorder.open_gate("the end")
             assert newer.get(timeout=SOON) == 2
             assert first.get(timeout=SOON) == 0
         else:

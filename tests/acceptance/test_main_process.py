@@ -10,7 +10,6 @@ from celery.app import base
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -93,7 +92,7 @@ def test_messages_that_have_waited_leave_nothing_in_the_main_process(worker: Wor
     def objects_after_a_crowd(key: str) -> int:
         results = [task.delay(key, number, gate=key) for number in range(WAITING)]
         until(lambda: task.lock_state(key).waiting == WAITING - 1, "all others wait", timeout=60)
-        open_gate(recorder, key)
+        recorder.open_gate(key)
         for result in results:
             result.get(timeout=60)
         (said,) = tasks.app.control.broadcast("objects_in_the_main_process", reply=True, limit=1, timeout=PROMPTLY)

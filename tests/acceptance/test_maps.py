@@ -7,7 +7,6 @@ import pytest
 
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
 
@@ -28,7 +27,7 @@ def held(recorder: Recorder) -> Iterator[Any]:
 
     yield begins
     for gate in gates:
-        open_gate(recorder, gate)
+        recorder.open_gate(gate)
 
 
 FORMS = {

@@ -13,7 +13,6 @@ from celery_singleton_lock import SingletonTask
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import new_call, one_worker
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key
 from tests.servers import Server
 from tests.waiting import until
@@ -34,7 +33,7 @@ def test_a_call_that_ended_without_a_run_is_queued_no_more(worker: Worker, recor
 
     second = task.delay(key, 2)
     second.get(timeout=PROMPTLY, propagate=False)
-    open_gate(recorder, key)
+    recorder.open_gate(key)
     first.get(timeout=PROMPTLY)
 
     assert second.id != first.id

@@ -8,7 +8,6 @@ import pytest
 from celery_singleton_lock import LockHeld
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_valkey
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -51,7 +50,7 @@ def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(worker: Worker, recor
     silent = task.apply_async((key, 3), ignore_result=True, **HIDING)
     until(lambda: f"task_id={silent.id} holder={holder.id}" in worker.log(), "it has met the holder")
     until(lambda: f"{silent.id}] raised" in worker.log(), "it has ended")
-    open_gate(recorder, key)
+    recorder.open_gate(key)
 
     assert holder.get(timeout=PROMPTLY) == 0
     until(lambda: not task.lock_holders(key), "the key is free")
@@ -64,7 +63,7 @@ def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key
     later = [task.apply_async((key, number), **HIDING) for number in (1, 2, 3)]
     refused = [f"task_id={result.id} holder=" for result in later]
     until(lambda: all(line in worker.log() for line in refused), "all have come")
-    open_gate(recorder, key)
+    recorder.open_gate(key)
 
     assert later[-1].get(timeout=PROMPTLY) == 3
     assert [result.get(timeout=PROMPTLY, propagate=False).reason for result in later[:2]] == ["superseded"] * 2

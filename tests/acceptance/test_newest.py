@@ -13,7 +13,6 @@ from celery_singleton_lock import CallRevoked
 from tests.acceptance import app as tasks
 from tests.acceptance.app import PAIRS
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.waiting import until
 from tests.workers import workers
@@ -86,7 +85,7 @@ def test_the_call_that_was_published_last_runs_next_whatever_the_clocks_of_publi
         until(
             lambda: second.id in (task.lock_state("k").next, recorder.events("enter")[-1].run), "the second one is next"
         )
-        open_gate(recorder, "it ends")
+        recorder.open_gate("it ends")
 
         assert second.get(timeout=SOON) == 2
         ends_for(second, first)
@@ -127,7 +126,7 @@ def test_of_calls_during_a_run_the_last_one_is_the_next_run(recorder: Recorder, 
         *older, newest = [task.delay("k", number) for number in (1, 2, 3)]
         ends_for(newest, *older)
         if pair.startswith("rerun"):
-            open_gate(recorder, "it ends")
+            recorder.open_gate("it ends")
         assert newest.get(timeout=SOON) == 3
         if pair.startswith("replace"):
             with pytest.raises(CallRevoked, match=newest.id):
@@ -153,7 +152,7 @@ def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(recorder: Recor
             (heard,) = until(lambda: task.app.control.inspect().revoked(), "the worker has heard of it").values()
             assert heard == [newest.id]
         until(lambda: task.lock_state("k").queued is None, "it is queued no more")
-        open_gate(recorder, "the worker is free")
+        recorder.open_gate("the worker is free")
 
         assert older.get(timeout=SOON) == 1
         until(lambda: newest.state == "REVOKED", "the newest never runs")
@@ -168,7 +167,7 @@ def test_a_canvas_ends_of_which_the_newest_member_runs(recorder: Recorder) -> No
         until(lambda: recorder.events("enter"), "the worker is busy")
         grouped = group(members)()
         collected = chord(members)(tasks.collect.s())
-        open_gate(recorder, "the worker is free")
+        recorder.open_gate("the worker is free")
 
         assert collected.get(timeout=SOON) == [None, None, 2]
         until(grouped.ready, "it has ended", timeout=SOON)
@@ -182,7 +181,7 @@ def test_a_retry_neither_takes_the_place_of_a_queued_call_nor_gives_way_to_it(re
         first = task.delay("k", 1, fails=True, gate="it fails")
         until(lambda: recorder.events("enter"), "it runs")
         queued = task.apply_async(("k", 2), countdown=600)
-        open_gate(recorder, "it fails")
+        recorder.open_gate("it fails")
 
         with pytest.raises(ValueError, match="1"):
             first.get(timeout=SOON)

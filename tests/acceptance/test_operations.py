@@ -22,7 +22,6 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, Operate
 from tests.contract.asking import Waiter
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server, free_port
 from tests.waiting import until
@@ -232,7 +231,7 @@ def test_what_became_of_a_call_is_shown(operate: Operate, worker: Worker, record
     goes_on = json.loads(operate("show", holder.id, "--json").stdout)
     turned_away = json.loads(operate("show", skipped.id, "--json").stdout)
     said = operate("show", skipped.id).stdout
-    open_gate(recorder, "all is shown")
+    recorder.open_gate("all is shown")
     holder.get(timeout=PROMPTLY)
     is_over = json.loads(operate("show", holder.id, "--json").stdout)
 
@@ -268,7 +267,7 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     assert told == (key, "waiting", waiter.id, 1, 1)
     assert now == ["holds the lock", "waits for the lock, position 1 in the line", "is queued"]
     assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
-    open_gate(recorder, "all is shown")
+    recorder.open_gate("all is shown")
     assert waiter.get(timeout=PROMPTLY) == 0
 
 

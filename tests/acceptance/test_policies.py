@@ -10,7 +10,6 @@ from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -49,14 +48,14 @@ def after_a_holder(worker: Worker, recorder: Recorder, policy: str) -> list[Any]
     members = group(task.s("group", 3), task.s("free")).delay()
     steps = chain(task.si("chain", 4), tasks.after.s()).delay()
     until(lambda: len(met(worker)) == 3, "three calls have met a holder", timeout=PROMPTLY)
-    open_gate(recorder, "three")
+    recorder.open_gate("three")
     found = [in_the_end(each) for each in (single, members, steps)]
     recorder._client.delete("record")
     hold(recorder, policy, "header", "body", seconds=seconds, gate="five")
     header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
     body = chord([task.s("free three")])(task.si("body", 6))
     until(lambda: len(met(worker)) == 5, "five calls have met a holder", timeout=PROMPTLY)
-    open_gate(recorder, "five")
+    recorder.open_gate("five")
     return [*found, in_the_end(header), in_the_end(body)]
 
 
@@ -124,7 +123,7 @@ def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder) ->
 
     joiners = [task.delay("k", number) for number in range(3)]
     until(lambda: len(met(worker)) == 3, "they join")
-    open_gate(recorder, "all have joined")
+    recorder.open_gate("all have joined")
 
     for result in joiners:
         with pytest.raises(ValueError, match="7"):

@@ -13,7 +13,6 @@ from kombu.exceptions import OperationalError
 
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, new_call
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -62,7 +61,7 @@ def test_what_counts_while_it_runs(recorder: Recorder) -> None:
         assert second["until_executing"].get(timeout=PROMPTLY) == 2
         assert second["until_and_while_executing"].id != first["until_and_while_executing"].id
         second["until_and_while_executing"].get(timeout=PROMPTLY, propagate=False)
-        open_gate(recorder, "they end")
+        recorder.open_gate("they end")
         assert [first[mode].get(timeout=PROMPTLY) for mode in MODES] == [1, 1, 1]
     assert len(overlaps(recorder.events())) == 1
 
@@ -79,7 +78,7 @@ def test_a_body_of_until_executing_runs_without_a_lock_and_its_call_is_queued_no
         assert task.lock_holders("k") == []
 
         assert task.delay("k", 2).get(timeout=PROMPTLY) == 2
-        open_gate(recorder, "they end")
+        recorder.open_gate("they end")
         assert first.get(timeout=PROMPTLY) == 1
 
 
@@ -170,7 +169,7 @@ def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_
         duplicate = task.delay("k", 1)
         duplicate.revoke()
         second = task.delay("k", 2)
-        open_gate(recorder, "it ends")
+        recorder.open_gate("it ends")
 
         assert second.get(timeout=PROMPTLY) == 2
     assert first.id == duplicate.id != second.id

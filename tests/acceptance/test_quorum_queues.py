@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import forget_connections, one_valkey
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -55,7 +54,7 @@ def test_a_message_of_a_quorum_queue_is_requeued(worker: Worker, recorder: Recor
     until(lambda: of_key(recorder, policy), "the holder runs")
     duplicate = task.delay(policy, 2)
     meets(worker, duplicate)
-    open_gate(recorder, policy)
+    recorder.open_gate(policy)
 
     assert holder.get(timeout=IN_TIME) == 1
     assert duplicate.get(timeout=IN_TIME) == (1 if policy == "join" else 2)

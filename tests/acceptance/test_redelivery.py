@@ -20,7 +20,6 @@ from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Event, Recorder, of_key
 from tests.servers import Server
@@ -76,7 +75,7 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, 
     with workers(APP, SOON, 2) as pair:
         result = SENDERS[name](("k", 1), {"gate": GATE})
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
-        open_gate(recorder, GATE)
+        recorder.open_gate(GATE)
 
         assert result.get(timeout=30) == 1
         until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
@@ -99,7 +98,7 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
 
         with workers(APP, SOON, concurrency=1):
             assert result.get(timeout=30) == 1
-            open_gate(recorder, GATE)
+            recorder.open_gate(GATE)
             until(lambda: "outcome=dropped" in busy.log(), "the first delivery is dropped", timeout=30)
 
     assert len([run for run in runs(recorder) if run.run == result.id]) == 1
@@ -131,7 +130,7 @@ def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorde
         before = other.log().count(received)
         until(lambda: other.log().count(received) > before, "the other worker has the copy", timeout=30)
         dying.kill()
-        open_gate(recorder, GATE)
+        recorder.open_gate(GATE)
 
         assert result.get(timeout=40) == 1
 
@@ -208,7 +207,7 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorde
         unacked = delivered(broker)
         deliver_again(broker, unacked)
         until(lambda: "outcome=parked" in worker.log(), "its copy has met it")
-        open_gate(recorder, GATE)
+        recorder.open_gate(GATE)
         until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped")
 
     assert len(runs(recorder)) == 1
@@ -321,7 +320,7 @@ def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_l
                     store.flushdb()
             if fault in ("its release has no answer", "both"):
                 proxy.black_hole()
-            open_gate(recorder, GATE)
+            recorder.open_gate(GATE)
             assert result.get(timeout=30) == 1
             proxy.forward()
             time.sleep(later)
@@ -341,7 +340,7 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
             until(lambda: runs(recorder), "it runs")
             unacked = delivered(broker)
             proxy.black_hole()
-            open_gate(recorder, GATE)
+            recorder.open_gate(GATE)
             with pytest.raises(ValueError, match="1"):
                 result.get(timeout=30)
             deliver_again(broker, unacked)

@@ -6,7 +6,6 @@ from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
 from tests.workers import Worker
@@ -38,7 +37,7 @@ def test_a_retry_with_other_arguments_does_not_run_beside_another_call_of_them(
     retried = task.delay(old, 2, countdown=0, key_of_retry=new)
     has_met = f"task_id={retried.id} holder="
     until(lambda: has_met in worker.log() or len(of_key(recorder, new)) > 1, "the retry has come")
-    open_gate(recorder, new)
+    recorder.open_gate(new)
 
     assert (other.get(timeout=PROMPTLY), retried.get(timeout=PROMPTLY)) == (1, 2)
     assert overlaps(of_key(recorder, new)) == []
@@ -54,7 +53,7 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
     store, successor = store_of(combined.app), "a call that comes late"
     facts = Facts(successor, "another task")
     store.acquire(Claim(task.lock_key_for(key), successor, 3.0, facts=facts, succeeds="rerun", supersedes_for=60.0))
-    open_gate(recorder, key)
+    recorder.open_gate(key)
     until(lambda: f"task_id={retried.id} holder={successor}" in worker.log(), "the retry has met it")
     store.unmark(task.lock_key_for(key), successor)
 

@@ -7,7 +7,6 @@ import pytest
 from celery_singleton_lock import StoreError
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -47,5 +46,5 @@ def test_calls_of_a_key_that_is_held_here_end_as_lock_on_store_error_says(
     for result in [task.delay("k", number) for number in range(4)]:
         with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
             result.get(timeout=30)
-    open_gate(recorder, "the end")
+    recorder.open_gate("the end")
     holder.forget()

@@ -13,7 +13,6 @@ from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
-from tests.gates import open_gate
 from tests.recorder import Event, Recorder, of_key, overlaps
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -87,7 +86,7 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
     with pytest.raises(TaskRevokedError, match=newest.id):
         third.get(timeout=PROMPTLY)
     assert (third.result.holder_task_id, third.result.reason) == (newest.id, "superseded")
-    open_gate(recorder, key)
+    recorder.open_gate(key)
     assert newest.get(timeout=PROMPTLY) == 4
     holder.get(timeout=PROMPTLY, propagate=False)
     # A run that cleans up has a negative number.
@@ -106,7 +105,7 @@ def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_
         with absent(away):
             newest = task.delay(key, 3)
             until(lambda: newest.state == "RETRY", "it has asked to be next")
-            open_gate(recorder, key)
+            recorder.open_gate(key)
             assert newest.get(timeout=PROMPTLY) == 3
             until(lambda: not task.lock_holders(key), "nobody holds the key")
 
@@ -129,7 +128,7 @@ def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, 
     third = met(worker, recorder, task.delay(key, 3, dies=True))
     with pytest.raises(TaskRevokedError, match=third.id):
         second.get(timeout=PROMPTLY)
-    open_gate(recorder, key)
+    recorder.open_gate(key)
 
     assert first.get(timeout=PROMPTLY) == 1
     assert third.get(timeout=3 * PROMPTLY) == 3
@@ -158,7 +157,7 @@ def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder,
     (entered,) = of_key(recorder, key, "enter")
     until(lambda: since(entered) > 4, "it has waited for longer than its lock_wait_timeout")
     assert second.state == "RETRY"
-    open_gate(recorder, key)
+    recorder.open_gate(key)
 
     assert second.get(timeout=PROMPTLY) == 2
     assert first.get(timeout=PROMPTLY) == 1
@@ -181,7 +180,7 @@ def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(recorde
         # It ends what runs, and then gives the rest back.
         old.send(signal.SIGTERM)
         until(lambda: "Warm shutdown" in old.log(), "it takes nothing new")
-        open_gate(recorder, key)
+        recorder.open_gate(key)
 
         with workers(APP, {"TEST_MOVING": policy}, 1, "-Q", key, concurrency=2):
             assert third.get(timeout=2 * PROMPTLY) == 3

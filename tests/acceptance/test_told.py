@@ -23,7 +23,6 @@ from celery_singleton_lock.web import application
 from tests.acceptance import told_app as tasks
 from tests.acceptance.conftest import forget_connections, invoked
 from tests.browsing import Visitor
-from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import Server, running
@@ -162,7 +161,7 @@ class Night:
         # A page whose look at the store takes too long leaves it out.
         until(lambda: self.scrape() or "singleton_lock_waiters" in self.told.metrics, "it is told", timeout=PROMPTLY)
         self.look("break --marks", "break", "--marks", unique.name, "--yes")
-        open_gate(self.recorder, "the evening is over")
+        self.recorder.open_gate("the evening is over")
         assert [each.get(timeout=PROMPTLY) for each in (*holders, joined, waiting)] == [0] * 5
         until(self.a_grant_after_a_wait_is_heard, "a monitor hears of it", timeout=PROMPTLY)
         until(lambda: not store.holders(dead.key), "its lease has run out", timeout=PROMPTLY)
@@ -196,7 +195,7 @@ class Night:
         (run,) = [event for event in self.recorder.events("enter") if event.run == killed.id]
         os.kill(run.pid, signal.SIGKILL)
         self.is_told("lock.holder_died", task_id=killed.id)
-        open_gate(self.recorder, "it has been told")
+        self.recorder.open_gate("it has been told")
         for each in (killed, *others):
             each.get(timeout=PROMPTLY, propagate=False)
         assert warned.get(timeout=PROMPTLY) == 0
@@ -228,11 +227,11 @@ class Night:
         self.is_told("lock.conflict", task_id=late.id, outcome="parked")
         successor = tasks.replaced.delay("k", "the store is silent", 0)
         self.runs(first, name="asked to stop")
-        open_gate(self.recorder, "its copy is here")
+        self.recorder.open_gate("its copy is here")
         until(lambda: self.recorder.events("released"), "its lease is released", timeout=PROMPTLY)
         self.to_store.black_hole()
         self.is_told("lock.renewal_failed", task_id=first.id)
-        open_gate(self.recorder, "the store is silent")
+        self.recorder.open_gate("the store is silent")
         for event in ("successor_unknown", "release_failed", "done_marker_failed"):
             self.is_told(f"lock.{event}")
         self.to_store.forward()
@@ -308,7 +307,7 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         night.conflicts()
         night.losses()
         night.is_told("lock.goes_on", task_id=broken.id)
-        open_gate(recorder, "it has been told to go on")
+        recorder.open_gate("it has been told to go on")
         night.is_told("lock.broken", task_id=broken.id, levelname="WARNING")
         night.no_way_back()
         beat.tick()

@@ -8,7 +8,6 @@ import pytest
 from celery_singleton_lock import ConfigurationError
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
-from tests.gates import open_gate
 from tests.recorder import Recorder, of_key
 from tests.waiting import until
 from tests.workers import Worker
@@ -38,7 +37,7 @@ def test_a_message_of_a_later_version_is_refused_and_runs_with_all_its_notes(
     until(lambda: of_key(recorder, key, "enter"), "the holder runs")
     result = tasks.app.send_task(task.name, (key, 1), headers=of_a_later_version())
     until(lambda: f"task_id={result.id}" in worker.log(), "it is refused")
-    open_gate(recorder, key)
+    recorder.open_gate(key)
 
     assert result.get(timeout=PROMPTLY) == 1
     assert later_notes(of_key(recorder, key, "enter")[-1]) == LATER

@@ -9,7 +9,6 @@ from celery_singleton_lock import LockLost
 from celery_singleton_lock.testing import expire
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP
-from tests.gates import open_gate
 from tests.recorder import Recorder, most_at_once, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -27,7 +26,7 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
         for number in range(1, 5):
             others.append(task.delay("k", number))
             until(lambda n=number: task.lock_state("k").waiting == n, "it queues")
-        open_gate(recorder, "all queue")
+        recorder.open_gate("all queue")
         assert [result.get(timeout=40) for result in [first, *others]] == list(range(5))
 
     assert overlaps(recorder.events()) == []
@@ -42,7 +41,7 @@ def test_a_call_that_waits_in_the_pool_ends_when_it_expires(recorder: Recorder) 
         expired = task.apply_async(("k", 2), expires=3)
         with pytest.raises(TaskRevokedError, match="expired"):
             expired.get(timeout=60)
-        open_gate(recorder, "it has expired")
+        recorder.open_gate("it has expired")
         assert first.get(timeout=40) == 1
     assert [event.facts["number"] for event in recorder.events("enter")] == [1]
 

@@ -8,7 +8,6 @@ import pytest
 from tests.acceptance import app as tasks
 from tests.acceptance import workflow_app
 from tests.acceptance.conftest import new_call
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.waiting import until
 from tests.workers import workers
@@ -44,7 +43,7 @@ def test_one_workflow_at_a_time(recorder: Recorder, kind: str, result: Any) -> N
         first = begun(recorder, task, kind)
         assert task.delay("k").id == first.id
         assert task.lock_state("k").queued == first.id
-        open_gate(recorder, GATE)
+        recorder.open_gate(GATE)
 
         assert first.get(timeout=SOON) == result
         second = task.delay("k")
@@ -67,7 +66,7 @@ def test_whatever_ends_a_workflow_ends_its_mark_though_nobody_looks(recorder: Re
             control.revoke("revoked")
             until(lambda: "revoked" in str(control.inspect().revoked()), "the worker has heard of it", timeout=SOON)
         assert {how: task.lock_state(how).queued for how in hows} == calls
-        open_gate(recorder, "all are held")
+        recorder.open_gate("all are held")
 
         if pool == "prefork":
             until(lambda: "terminated" in {each.run for each in recorder.events("sleeps")}, "it runs", timeout=SOON)
@@ -93,7 +92,7 @@ def until_all_have_ended(task: Any, hows: list[str]) -> None:
 @pytest.mark.usefixtures("tasks_by_broker")
 def test_a_result_that_is_forgotten_at_once_ends_no_less(broker: str, recorder: Recorder) -> None:
     task = workflow_app.workflow
-    open_gate(recorder, GATE)
+    recorder.open_gate(GATE)
     with workers(APP, {"TEST_BROKER": broker}, concurrency=2):
         seen = set()
         for _ in range(5):
@@ -120,7 +119,7 @@ def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobo
     recorder: Recorder, kind: str
 ) -> None:
     task = workflow_app.workflow
-    open_gate(recorder, GATE)
+    recorder.open_gate(GATE)
     with workers(APP, concurrency=3):
         first = task.delay("k", kind, GATE, "its body ends")
         first.get(timeout=SOON, propagate=False)
@@ -131,7 +130,7 @@ def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobo
         assert second.id != first.id
         assert task.delay("k").id == second.id
         until(lambda: second.state == "RETRY", "it waits", timeout=SOON)
-        open_gate(recorder, "its body ends")
+        recorder.open_gate("its body ends")
         assert second.get(timeout=SOON) == "alone"
     assert overlaps([event for event in recorder.events() if event.key == "begin"]) == []
 
@@ -147,7 +146,7 @@ def test_a_workflow_that_is_revoked_counts_no_more(recorder: Recorder, how: str)
         else:
             tasks.app.control.revoke(first.id)
             until(lambda: first.id in str(tasks.app.control.inspect().revoked()), "the worker has heard of it")
-            open_gate(recorder, GATE)
+            recorder.open_gate(GATE)
 
         second = new_call(task, "k", but=[first])
         assert second.get(timeout=SOON) == "alone"
@@ -170,7 +169,7 @@ def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_end
         first = begun(recorder, task, "chain")
         second = tasks.app.send_task(task.name, ("k",))
         until(lambda: second.state == "RETRY", "it is requeued", timeout=SOON)
-        open_gate(recorder, GATE)
+        recorder.open_gate(GATE)
 
         assert first.get(timeout=SOON) == "done"
         assert second.get(timeout=SOON) == "alone"

@@ -10,7 +10,6 @@ from pythonjsonlogger.json import JsonFormatter
 from celery_singleton_lock import Lock, LockLost, SingletonTask, signals
 from tests.acceptance.app import app, body, by_mode, by_policy, recorder, task_with
 from tests.acceptance.children_app import holding_the_gil
-from tests.gates import wait_at
 
 __all__ = ["app", "by_mode", "by_policy"]
 
@@ -35,7 +34,7 @@ def route(name: str, args: Any, *_: Any, **__: Any) -> None:
 def wait_after_the_release(sender: Any = None, **_: Any) -> None:
     if getattr(sender, "name", "") == "told.late":
         recorder.write("released", "late", "")
-        wait_at(recorder, "the store is silent")
+        recorder.wait_at("the store is silent")
 
 
 # In the worker alone: other tests have this app, too.
@@ -57,7 +56,7 @@ def stubborn(name: str, **options: Any) -> Any:
             body(self, key, seconds)
         except LockLost:
             recorder.write("asked to stop", key, self.request.id)
-            wait_at(recorder, gate)
+            recorder.wait_at(gate)
             raise
 
     return takes_its_time

@@ -12,7 +12,6 @@ from celery.backends.redis import RedisBackend
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, collect, recorder
-from tests.gates import wait_at
 
 __all__ = ["app"]
 
@@ -21,7 +20,7 @@ __all__ = ["app"]
 def step(self: Any, gate: str | None = None, fails: bool = False) -> str:
     with recorder.body("step", self.request.id):
         if gate:
-            wait_at(recorder, gate)
+            recorder.wait_at(gate)
         if fails:
             raise ValueError("a step")
     return "done"
@@ -38,7 +37,7 @@ def workflow_with(name: str, **options: Any) -> Any:
                 raise self.replace(canvas(self, key, kind, gate))
             finally:
                 if until:
-                    wait_at(recorder, until)
+                    recorder.wait_at(until)
 
     def canvas(self: Any, key: Any, kind: str, gate: str | None) -> Any:
         canvases = {

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from celery import current_task
 
-from tests.gates import wait_at
 from tests.recorder import Recorder
 
 recorder = Recorder(os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0").removesuffix("/0") + "/3")
@@ -15,5 +14,5 @@ def pages(supplier_id: int) -> Iterator[int]:
     """The pages of the catalogue, on the record."""
     with recorder.body(supplier_id, current_task.request.id):
         yield 1
-        wait_at(recorder, "the last page")
+        recorder.wait_at("the last page")
         yield 2

@@ -19,7 +19,6 @@ import redis
 from tests.contract.asking import Waiter
 from tests.frameworks import stage
 from tests.frameworks.stage import make_tables, manage
-from tests.gates import open_gate
 from tests.servers import free_port
 from tests.waiting import until
 from tests.workers import workers
@@ -54,7 +53,7 @@ def visit() -> Any:
     client.post("/suppliers/1/import")
     busy = client.post("/suppliers/1/delete")
     (duplicate,) = ended(1)
-    open_gate(recorder, "the last page")
+    recorder.open_gate("the last page")
     holder = next(each for each in ended(2) if each.task_id != duplicate.task_id)
     later = client.post("/suppliers/2/delete").status_code
     return {

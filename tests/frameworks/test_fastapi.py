@@ -13,7 +13,6 @@ import httpx
 
 from celery_singleton_lock import Lock
 from tests.frameworks.stage import visited
-from tests.gates import open_gate
 from tests.servers import free_port
 from tests.waiting import until
 from tests.workers import workers
@@ -40,7 +39,7 @@ def visit() -> Any:
     until(lambda: len(recorder.events("enter")) == 2, "both run")
     third = start(1)
     busy = client.delete("/suppliers/1")
-    open_gate(recorder, "the last page")
+    recorder.open_gate("the last page")
     for task_id in (first, other):
         until(lambda task_id=task_id: has_run(task_id), "it has run")
     later = start(1)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from tests.frameworks.stage import visited
-from tests.gates import open_gate
 from tests.waiting import until
 from tests.workers import workers
 
@@ -29,7 +28,7 @@ def visit() -> Any:
     holder = start(1)
     until(lambda: recorder.events("enter"), "it runs")
     duplicate = ended(start(1))
-    open_gate(recorder, "the last page")
+    recorder.open_gate("the last page")
     return {"holder": holder, "first": ended(holder), "duplicate": duplicate, "other": ended(start(2))}
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from celery_singleton_lock import Lock
 from tests.acceptance import combined_app as combined
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server, running
 from tests.waiting import until
@@ -93,7 +92,7 @@ def test_a_plain_task_is_served_while_thousands_wait_for_one_key(
     record_property("milliseconds before, and with a crowd", [round(1000 * took) for took in (before, *meanwhile)])
     assert seconds_of_a_plain_task() < 2 * before + 0.5
     assert not holder.ready()
-    open_gate(recorder, "crowd")
+    recorder.open_gate("crowd")
     assert holder.get(timeout=60) == 0
 
 

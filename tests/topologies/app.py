@@ -6,7 +6,6 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask
-from tests.gates import wait_at
 from tests.recorder import Recorder
 
 URL = os.environ.get("TEST_SENTINELS", "sentinel://127.0.0.1:26379")
@@ -23,6 +22,6 @@ recorder = Recorder(os.environ.get("TEST_RECORD", "redis://127.0.0.1:6379/3"))
 @app.task(base=SingletonTask, bind=True, lock_key=("supplier_id",))
 def import_catalogue(self: Any, supplier_id: int) -> str:
     with recorder.body(supplier_id, self.request.id):
-        wait_at(recorder, f"end of {self.request.id}")
+        recorder.wait_at(f"end of {self.request.id}")
         self.lock.check()
     return "imported"

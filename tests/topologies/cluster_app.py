@@ -6,7 +6,6 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask
-from tests.gates import wait_at
 from tests.recorder import Recorder
 
 BROKER = os.environ.get("TEST_BROKER", "redis://127.0.0.1:6379/0")
@@ -21,7 +20,7 @@ recorder = Recorder(os.environ.get("TEST_RECORD", "redis://127.0.0.1:6379/3"))
 @app.task(base=SingletonTask, bind=True, lock_key=("supplier_id",))
 def import_catalogue(self: Any, supplier_id: int) -> str:
     with recorder.body(supplier_id, self.request.id):
-        wait_at(recorder, f"end of {self.request.id}")
+        recorder.wait_at(f"end of {self.request.id}")
         self.lock.check()
     return "imported"
 
@@ -30,5 +29,5 @@ def import_catalogue(self: Any, supplier_id: int) -> str:
 def handle_webhook(self: Any, account: int, number: int) -> int:
     with recorder.body(account, self.request.id, number=number):
         if number < 0:
-            wait_at(recorder, f"end of {self.request.id}")
+            recorder.wait_at(f"end of {self.request.id}")
     return number

@@ -10,7 +10,6 @@ import pytest
 
 from celery_singleton_lock import CallRevoked
 from tests.clusters import Cluster
-from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.replicas import wait_until_replicated
 from tests.servers import Server
@@ -44,11 +43,11 @@ def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(
         with pytest.raises(CallRevoked) as revoked:
             second.get(timeout=PATIENCE)
         assert revoked.value.holder_task_id == first.id
-        open_gate(recorder, f"end of {first.id}")
+        recorder.open_gate(f"end of {first.id}")
         assert first.get(timeout=PATIENCE) == "imported"
 
         third = tasks.import_catalogue.delay(7)
-        open_gate(recorder, f"end of {third.id}")
+        recorder.open_gate(f"end of {third.id}")
         assert third.get(timeout=PATIENCE) == "imported"
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
         until(lambda: listed(environment) == [], "nothing is held any more")
@@ -69,7 +68,7 @@ def test_calls_that_wait_are_called_through_a_failover_and_a_moved_slot(
             waiting = [task.delay(1, 10 * number + each) for each in range(5)]
             until(lambda: task.lock_state(1, 0).waiting == 5, "the others wait")
             shake()
-            open_gate(recorder, f"end of {first.id}")
+            recorder.open_gate(f"end of {first.id}")
             assert [each.get(timeout=PATIENCE) for each in waiting] == [10 * number + each for each in range(5)]
             assert first.get(timeout=PATIENCE) == -1
 

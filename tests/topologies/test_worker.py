@@ -10,7 +10,6 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import CallRevoked, SingletonTask
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.replicas import go_on, halt, replicated, wait_until_replicated
 from tests.sentinels import Deployment
@@ -72,12 +71,12 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
         with pytest.raises(CallRevoked) as revoked:
             second.get(timeout=PATIENCE)
         assert revoked.value.holder_task_id == first.id
-        open_gate(recorder, f"end of {first.id}")
+        recorder.open_gate(f"end of {first.id}")
         wait_for(first)
         assert first.get(timeout=PATIENCE) == "imported"
 
         third = tasks.import_catalogue.delay(7)
-        open_gate(recorder, f"end of {third.id}")
+        recorder.open_gate(f"end of {third.id}")
         wait_for(third)
         assert third.get(timeout=PATIENCE) == "imported"
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
@@ -103,6 +102,6 @@ def test_a_run_begins_once_a_replica_has_its_lease(record: str, recorder: Record
         assert not recorder.events("enter")
         go_on(replica)
 
-        open_gate(recorder, f"end of {call.id}")
+        recorder.open_gate(f"end of {call.id}")
         wait_for(call)
         assert call.get(timeout=PATIENCE) == "imported"
