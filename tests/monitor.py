@@ -38,12 +38,11 @@ class Monitor:
         self._thread.join(20)
         self._client.close()
 
-    def renewed_after_release(self, token: str) -> bool:
-        """A renewal with this token came after a release with it."""
+    def renewals_after_release(self, token: str) -> int:
+        """How many renewals with this token came after the first release with it."""
         mine = self.about(token)
         released = [number for number, command in enumerate(mine) if command.startswith(_RELEASES)]
-        renewed = [number for number, command in enumerate(mine) if command.startswith(_RENEWALS)]
-        return bool(released and renewed) and renewed[-1] > released[0]
+        return sum(command.startswith(_RENEWALS) for command in mine[released[0] :]) if released else 0
 
     def about(self, *words: str) -> list[str]:
         return [command for command in list(self._commands) if any(word in command for word in words)]
