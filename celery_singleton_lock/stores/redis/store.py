@@ -48,6 +48,8 @@ _TIME_IS_KNOWN = 60.0
 # Seconds until the server is asked again after no answer.
 _TIME_IS_UNKNOWN = 10.0
 _FIRST_TRY = 2 * REPLY_TIMEOUT
+# A token that nobody has: its release gives back nothing, wakes the turns, and leaves the marker.
+_NOBODY = "~"
 # Seconds for which counts are kept if nobody adds to them.
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 # More than a year, for an entry that is due once a year.
@@ -197,7 +199,7 @@ class Store:
         """Wake those whose turn it is, in steps, because a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
-            _, _, has_stopped_short = self.request(encoding.RELEASE, key, ("~", "min_hold=0"))[0]
+            _, _, has_stopped_short = self.request(encoding.RELEASE, key, (_NOBODY, ""))[0]
 
     def mark_queued(
         self,
@@ -256,8 +258,8 @@ class Store:
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
-        ending = {"attempt": str(attempt), "outcome": outcome, "lasts": milliseconds(seconds)}
-        self.request(encoding.MARK_DONE, key, encoding.MARK_DONE.arguments(marker=marker, **ending))
+        words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
+        self.request(encoding.RELEASE, key, (_NOBODY, words, marker))
 
     # A slot is one due time of a beat's entry. Each of these methods returns False if another beat leads.
 

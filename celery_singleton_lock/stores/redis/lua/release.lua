@@ -1,7 +1,8 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   the token that was given to acquire.lua.
+-- @argument token   the token that was given to acquire.lua. With `~`, which nobody has, the script wakes turns and writes
+--                   the marker, and gives back nothing.
 -- @argument words   `size`: the number of fields if the hash has nothing but this holder. `place`, if known. `min_hold`:
 --                   milliseconds after its grant for which the place stays taken. If a run has ended for good: its
 --                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
