@@ -26,6 +26,7 @@ from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
 from celery.worker import state
 
+from celery_singleton_lock.definition.options import broker_delays
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import count
@@ -35,7 +36,6 @@ from celery_singleton_lock.runs.message import (
     DELIVERY,
     HEADER,
     Delivery,
-    broker_delays,
     is_later_attempt,
     text_of,
     way_of,

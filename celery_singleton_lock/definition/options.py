@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
+
+try:
+    from celery.utils.quorum_queues import detect_quorum_queues
+except ImportError:
+    # Celery 5.4 has none.
+    detect_quorum_queues = None
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
@@ -24,6 +31,10 @@ _TIMEOUTS = {
     "default_visibility_timeout": "visibility_timeout",
     "default_peek_lock_seconds": "peek_lock_seconds",
 }
+
+# By default kombu looks every hundred seconds for messages whose timeout has passed.
+_SWEEP = 120.0
+_delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
 UNSET: Any = object()
 # The acquire script reads every place, so a higher limit would slow it.
@@ -207,6 +218,11 @@ class LockOptions:
     holder_name: str
 
     @property
+    def redelivered_within(self) -> float:
+        """Seconds for which the broker may deliver a message again."""
+        return self.visibility_timeout + _SWEEP
+
+    @property
     def unique_in_queue(self) -> bool:
         """Equal calls are refused when they are published."""
         return self.mode != "while_executing"
@@ -306,6 +322,14 @@ def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
             if isinstance(seconds := getattr(channel, default, None), int | float):
                 return options.get(option, seconds)
     return _VISIBILITY_TIMEOUT
+
+
+def broker_delays(app: Celery) -> bool:
+    """RabbitMQ itself delays messages, so a message is in no worker before its time, and cannot be woken."""
+    if app not in _delaying:
+        driver = app.producer_pool.connections.connection.transport.driver_type
+        _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])
+    return _delaying[app]
 
 
 def untold_timeouts(app: Celery) -> list[str]:

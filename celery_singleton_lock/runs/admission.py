@@ -10,18 +10,16 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.definition.options import LockOptions, OnStoreError
+from celery_singleton_lock.definition.options import LockOptions, OnStoreError, broker_delays
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import (
     Notes,
-    broker_delays,
     has_copies,
     is_later_attempt,
     publish_again,
-    redelivered_within,
 )
 from celery_singleton_lock.runs.policies import (
     CONTINUED,
@@ -98,7 +96,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
         claim.queued_for = min(options.queue_ttl, until_expired(run.task, run.request.expires))
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # The turn lasts for as long as the broker may deliver the message again.
-        claim.turn_for = redelivered_within(options)
+        claim.turn_for = options.redelivered_within
         claim.rank = notes.rank or notes.refused_at
     if not notes.joins:
         return None
@@ -240,7 +238,7 @@ def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Not
     if policy.kind is not None and not is_later_attempt:
         claim.succeeds = policy.kind
         # An older message may wait in its queue for this long, and would otherwise run after its successor.
-        claim.supersedes_for = max(options.queue_ttl, redelivered_within(options))
+        claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
 def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
@@ -248,7 +246,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     options = task.lock_options
     claim.rank = notes.rank
     policy = _of_newest(POLICIES[options.on_conflict], notes)
-    claim.turn_for = redelivered_within(options) if policy.takes_turns else 0.0
+    claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
     _finish_claim(claim, policy, options, notes, is_later_attempt=is_later_attempt(Context(message), notes))
     return claim
 

@@ -18,7 +18,7 @@ from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result, unmark, workflows_of
-from celery_singleton_lock.runs.message import has_copies, is_long_here, redelivered_within
+from celery_singleton_lock.runs.message import has_copies, is_long_here
 from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
 from celery_singleton_lock.stores.records import Ending, marker_of
 
@@ -102,7 +102,7 @@ def _ending_of(run: Run, error: Exception | None) -> Ending | None:
     is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
     if not is_due and run.way != "first":
         is_due = has_copies(run.request, run.notes, run.delivery, options)
-    return Ending(outcome, redelivered_within(options), is_due)
+    return Ending(outcome, options.redelivered_within, is_due)
 
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:

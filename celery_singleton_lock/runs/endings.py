@@ -18,7 +18,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
-from celery_singleton_lock.runs.message import Notes, notes_of, run_of, text_of
+from celery_singleton_lock.runs.message import Notes, notes_of, text_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, HolderState
 from celery_singleton_lock.stores.redis.store import Store
@@ -104,20 +104,6 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
             yield from tasks_in(kwargs["tasks"], is_member=is_member)
         else:
             yield signature, is_member
-
-
-@cache
-def stores_retry_once(kind: Any) -> Callable[..., Any]:
-    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no RETRY for a run that has stored it."""
-    mark_as_retry: Callable[..., Any] = kind.mark_as_retry
-
-    def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
-        run = run_of(kwargs.get("request"))
-        is_stored = run is not None and run.stored_retry is not None
-        return None if is_stored else mark_as_retry(backend, *args, **kwargs)
-
-    kind.mark_as_retry = once
-    return mark_as_retry
 
 
 # The results of other runs.

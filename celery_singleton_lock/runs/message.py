@@ -10,27 +10,20 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from weakref import WeakKeyDictionary
 
-from celery import Celery, Task
+from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
-from celery_singleton_lock.definition.options import LockOptions
+from celery_singleton_lock.definition.options import LockOptions, broker_delays
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, Newest
-
-try:
-    from celery.utils.quorum_queues import detect_quorum_queues
-except ImportError:
-    # Celery 5.4 has none.
-    detect_quorum_queues = None
 
 if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run
@@ -187,8 +180,6 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
 _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# By default kombu looks every hundred seconds for messages whose timeout has passed.
-_SWEEP = 120.0
 # Names in a message that are Celery's or ours, and that a `Context` lacks.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
@@ -298,11 +289,6 @@ def delivery_of(request: Context) -> Delivery:
     return delivery
 
 
-def redelivered_within(options: LockOptions) -> float:
-    """Seconds for which the broker may deliver a message again."""
-    return options.visibility_timeout + _SWEEP
-
-
 def is_later_attempt(request: Context, notes: Notes) -> bool:
     """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
     return bool(
@@ -351,7 +337,20 @@ def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False
 
 # The one way back to the broker: a call that cannot run now is requeued as it came.
 
-_delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
+
+@cache
+def stores_retry_once(kind: Any) -> Callable[..., Any]:
+    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no RETRY for a run that has stored it."""
+    mark_as_retry: Callable[..., Any] = kind.mark_as_retry
+
+    def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
+        run = run_of(kwargs.get("request"))
+        is_stored = run is not None and run.stored_retry is not None
+        return None if is_stored else mark_as_retry(backend, *args, **kwargs)
+
+    kind.mark_as_retry = once
+    return mark_as_retry
+
 
 # Seconds to wait for a broker that restarts.
 _PATIENCE = 60.0
@@ -430,11 +429,3 @@ def _queue_of(task: Task) -> str | None:
         if queue.exchange.type != "fanout" and (queue.exchange.name, queue.routing_key) == (info.get("exchange"), key):
             return str(name)
     return None
-
-
-def broker_delays(app: Celery) -> bool:
-    """RabbitMQ itself delays messages, so a message is in no worker before its time, and cannot be woken."""
-    if app not in _delaying:
-        driver = app.producer_pool.connections.connection.transport.driver_type
-        _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])
-    return _delaying[app]

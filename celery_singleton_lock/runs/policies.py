@@ -11,11 +11,10 @@ from billiard.exceptions import WorkerLostError
 from celery import Task, states
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock.definition.options import LockOptions, OnConflict, option_of
+from celery_singleton_lock.definition.options import LockOptions, OnConflict, broker_delays, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
-from celery_singleton_lock.runs.message import broker_delays
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, Succession

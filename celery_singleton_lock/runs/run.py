@@ -48,7 +48,6 @@ from celery_singleton_lock.runs.endings import (
     Revoked,
     end_workflows,
     store_revoked,
-    stores_retry_once,
     unmark,
 )
 from celery_singleton_lock.runs.message import (
@@ -58,6 +57,7 @@ from celery_singleton_lock.runs.message import (
     delivery_of,
     is_later_attempt,
     state_of,
+    stores_retry_once,
     text_of,
     way_of,
 )
