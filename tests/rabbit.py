@@ -83,11 +83,11 @@ def is_needed() -> None:
 
 
 @contextmanager
-def rabbitmq() -> Iterator[str]:
+def rabbitmq() -> Iterator[Rabbit]:
     is_needed()
     rabbit = Rabbit()
     try:
         rabbit.start()
-        yield rabbit.url
+        yield rabbit
     finally:
         rabbit.close()

@@ -75,21 +75,19 @@ def operated(app: Celery) -> Operate:
 
 @pytest.fixture(scope="session")
 def rabbit() -> Iterator[str]:
-    with rabbitmq() as url:
-        yield url
+    with rabbitmq() as server:
+        yield server.url
 
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)])
-def broker(request: pytest.FixtureRequest, valkey: Server) -> str:
-    return valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
-
-
-@pytest.fixture
-def tasks_by_broker(tasks: Any, broker: str) -> Any:
-    tasks.app.conf.broker_url = broker
+def broker(request: pytest.FixtureRequest, tasks: Any, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The broker of this process, and of the workers that it starts."""
+    url = valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
+    tasks.app.conf.broker_url = url
+    monkeypatch.setenv("TEST_BROKER", url)
     # Unlike Redis, RabbitMQ still has what an earlier test has left.
     tasks.app.control.purge()
-    return tasks
+    return url
 
 
 def forget_connections(app: Any) -> None:

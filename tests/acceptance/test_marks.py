@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from celery import Task, chain
+from celery import Task, chain, chord, group
 from celery.exceptions import NotRegistered
 from kombu import serialization
 
@@ -81,6 +81,60 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
 
     assert combined.dying.delay("lost-child", 2).id == first.id
     first.revoke(terminate=True, signal="SIGKILL")
+
+
+def test_what_counts_while_it_runs(worker: Worker, recorder: Recorder, valkey: Server) -> None:
+    key = "what counts"
+    first = {mode: task.delay(key, mode, gate=key) for mode, task in tasks.by_mode.items()}
+    entered = until(lambda: len(found := of_key(recorder, key, "enter")) == 3 and found, "they run")
+    (unlocked,) = [event for event in entered if event.facts["number"] == "until_executing"]
+    assert (unlocked.facts["held"], unlocked.facts["fence"]) == (False, 0)
+    with valkey.client(database=2) as locks:
+        assert not locks.exists(tasks.by_mode["until_executing"].lock_key_for(key))
+    assert tasks.by_mode["until_executing"].lock_holders(key) == []
+
+    second = {mode: task.delay(key, 2) for mode, task in tasks.by_mode.items()}
+    assert second["until_executed"].id == first["until_executed"].id
+    assert second["until_executing"].get(timeout=PROMPTLY) == 2
+    assert second["until_and_while_executing"].id != first["until_and_while_executing"].id
+    second["until_and_while_executing"].get(timeout=PROMPTLY, propagate=False)
+    recorder.open_gate(key)
+    assert {mode: result.get(timeout=PROMPTLY) for mode, result in first.items()} == {
+        mode: mode for mode in tasks.MODES
+    }
+    # Both of until_executing.
+    assert len(of_key(recorder, key, "enter")) == 4
+
+
+def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_call(worker: Worker) -> None:
+    task, key = tasks.by_mode["until_executed"], "nightly"
+    assert task.apply_async((key, 1), task_id="nightly").get(timeout=PROMPTLY) == 1
+    tonight = task.apply_async((key, 2), task_id="nightly", countdown=600)
+
+    assert task.delay(key, 3).id == "nightly"
+    tonight.revoke()
+    assert new_call(task, key, 4, but=[tonight]).get(timeout=PROMPTLY) == 4
+
+
+def test_a_retry_does_not_meet_its_own_mark(worker: Worker, recorder: Recorder) -> None:
+    key = "retried"
+    retried = [task.delay(key, attempts=2) for task in tasks.retrying_by_mode.values()]
+
+    assert [result.get(timeout=PROMPTLY) for result in retried] == [2, 2, 2]
+    assert len(of_key(recorder, key, "enter")) == 9
+
+
+@pytest.mark.parametrize("mode", tasks.MODES)
+def test_a_canvas_with_equal_members_ends(worker: Worker, mode: str) -> None:
+    task, key = tasks.by_mode[mode], f"equal-{mode}"
+    members = group(task.s(key, 0, 0.5), task.s(key, 0, 0.5)).delay()
+    steps = chain(task.si(f"{key} step"), task.si(f"{key} step"), task.si(f"{key} step", 3)).delay()
+    equal = [task.s(f"{key} member", 0, 0.5) for _ in range(2)]
+    header = chord([*equal, task.s(f"{key} free")])(tasks.collect.s())
+
+    assert steps.get(timeout=PROMPTLY) == 3
+    assert set(header.get(timeout=PROMPTLY)) <= {0, None}
+    members.get(timeout=PROMPTLY, propagate=False)
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)

@@ -1,4 +1,4 @@
-"""Calls of one key run in the order of their first refusal, whatever happens to connections and workers."""
+"""Calls of one key run alone and in the order of their first refusal, whatever happens to connections and workers."""
 
 import itertools
 import os
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.clock import clock
+from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, forget_connections
-from tests.acceptance.test_line import heard_by, held, in_line, line_of
-from tests.rabbit import Rabbit, is_needed
+from tests.acceptance.test_line import TASK, heard_by, held, in_line, line_of, refused_in_the_pool, scheduled
+from tests.rabbit import rabbitmq
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server, running
 from tests.waiting import until
@@ -33,21 +34,98 @@ def ran(recorder: Recorder) -> list[str]:
 
 
 def out_of_order(recorder: Recorder, order: list[str]) -> int:
+    """How many neighbours in line ran in the other order."""
     places = [order.index(each) for each in ran(recorder)]
     return sum(sooner > later for sooner, later in itertools.pairwise(places))
 
 
+@pytest.mark.parametrize(
+    "pool", ["threads", *(pytest.param(p, marks=pytest.mark.prove) for p in ("solo", "gevent", "eventlet"))]
+)
+def test_a_burst_of_one_key_runs_one_at_a_time(recorder: Recorder, pool: str) -> None:
+    with workers(APP, pool=pool, concurrency=4):
+        first = TASK.delay("k", 0, 1.0)
+        results = [first, *(TASK.delay("k", number, 0.01) for number in range(1, 30))]
+        assert [result.get(timeout=SOON) for result in results] == list(range(30))
+        assert scheduled() == set()
+
+    assert overlaps(recorder.events()) == []
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_burst_is_hardly_refused_in_the_pool_and_each_call_is_told_once_and_runs_in_its_turn(
+    recorder: Recorder,
+) -> None:
+    with workers(APP, {}, 2, concurrency=2) as both:
+
+        def told() -> int:
+            return sum(each.log().count("outcome=rescheduled") for each in both)
+
+        with held(recorder):
+            results = in_line(CALLS)
+            until(lambda: told() >= CALLS, "all are told")
+            order = line_of()
+            # One in the worker that does not run the holder; a few if it stands still meanwhile.
+            assert sum(len(refused_in_the_pool(each)) for each in both) <= 10
+        assert [result.get(timeout=SOON) for result in results] == list(range(CALLS))
+        assert told() == CALLS
+
+    assert overlaps(recorder.events()) == []
+    assert out_of_order(recorder, order) <= AT_MOST
+    assert line_of() == []
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_burst_of_one_key_keeps_no_other_key_waiting(recorder: Recorder) -> None:
+    with workers(APP, concurrency=2), held(recorder):
+        for number in range(4):
+            for _ in range(40):
+                TASK.delay("k")
+            # Each message that waits in the worker makes room for another one.
+            assert TASK.delay(f"another {number}", number).get(timeout=SOON) == number
+
+
+def test_a_worker_that_dies_with_a_hundred_turns_keeps_nobody_waiting(recorder: Recorder, valkey: Server) -> None:
+    with workers(APP, {"TEST_TTL": "5"}, concurrency=2) as (dies,), held(recorder):
+        in_line(100)
+        heard_by(valkey, 100)
+        # Its message does not come to the one that dies.
+        with workers(APP, {}, 1, "-Q", "other", concurrency=2):
+            (lives,) = in_line(1, queue="other")
+            heard_by(valkey, 101)
+            dies.kill()
+            assert lives.get(timeout=SOON) == 0
+
+
+@pytest.mark.prove
+def test_who_may_not_subscribe_asks_by_itself_and_is_told_once(recorder: Recorder, valkey: Server) -> None:
+    with valkey.client() as client:
+        client.execute_command("ACL SETUSER", "deaf", "on", "nopass", "~*", "+@all", "&*")
+        try:
+            url = valkey.url.replace("redis://", "redis://deaf:x@").removesuffix("/0") + "/2"
+            with workers(APP, {"TEST_LOCKS": url}, 2, concurrency=2) as both:
+                # A worker does not start without this right.
+                client.execute_command("ACL SETUSER", "deaf", "resetchannels")
+                with held(recorder):
+                    results = [TASK.delay("k", number) for number in range(5)]
+                    until(lambda: any("lock.not_subscribed" in each.log() for each in both), "it is told")
+                assert [result.get(timeout=SOON) for result in results] == list(range(5))
+                assert max(each.log().count("lock.not_subscribed") for each in both) == 1
+        finally:
+            client.acl_deluser("deaf")
+    assert overlaps(recorder.events()) == []
+
+
 @contextmanager
-def in_order(tasks: Any, recorder: Recorder, valkey: Server, break_while: str) -> Iterator[list[str]]:
+def in_order(recorder: Recorder, valkey: Server, break_while: str) -> Iterator[list[str]]:
     """Calls that wait in line, in this order; then each runs once, alone and in its turn.
 
     What happens inside happens while the lock is held, or while they run.
     """
-    task = tasks.by_policy["reschedule"]
-    with held(tasks, recorder):
-        in_line(task, CALLS, seconds=0.03)
-        heard_by(valkey, CALLS, task.lock_key_for("k"))
-        order = line_of(task)
+    with held(recorder):
+        in_line(CALLS, seconds=0.03)
+        heard_by(valkey, CALLS)
+        order = line_of()
         # For longer than a message is on its way: who waits is away only now.
         waited_from = clock()
         until(lambda: clock() > waited_from + 2.5, "they have waited")
@@ -61,7 +139,7 @@ def in_order(tasks: Any, recorder: Recorder, valkey: Server, break_while: str) -
     assert len(ran(recorder)) == CALLS, "each runs once"
     assert overlaps(recorder.events()) == []
     assert out_of_order(recorder, order) <= AT_MOST, [order.index(each) for each in ran(recorder)]
-    assert line_of(task) == []
+    assert line_of() == []
 
 
 def idle(both: list[Worker], recorder: Recorder) -> Worker:
@@ -75,12 +153,10 @@ def listeners_at(client: Any) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_listener_whose_connection_is_cut(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
-) -> None:
+def test_a_listener_whose_connection_is_cut(recorder: Recorder, valkey: Server, pool: str) -> None:
     with (
-        workers(APP, env, 2, pool=pool, concurrency=2),
-        in_order(tasks, recorder, valkey, "running"),
+        workers(APP, {}, 2, pool=pool, concurrency=2),
+        in_order(recorder, valkey, "running"),
         valkey.client() as client,
     ):
         for number in (5, 25):
@@ -91,10 +167,10 @@ def test_a_listener_whose_connection_is_cut(
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_deploy(tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str) -> None:
-    new = [Worker(APP, env, pool=pool, concurrency=2) for _ in range(2)]
+def test_a_deploy(recorder: Recorder, valkey: Server, pool: str) -> None:
+    new = [Worker(APP, {}, pool=pool, concurrency=2) for _ in range(2)]
     try:
-        with workers(APP, env, 2, pool=pool, concurrency=2) as both, in_order(tasks, recorder, valkey, "running"):
+        with workers(APP, {}, 2, pool=pool, concurrency=2) as both, in_order(recorder, valkey, "running"):
             until(lambda: len(ran(recorder)) > 5, "some have run")
             for each in both:
                 each.send(signal.SIGTERM)
@@ -109,12 +185,10 @@ def test_a_deploy(tasks: Any, env: dict[str, str], recorder: Recorder, valkey: S
 # of nine plays: one or two of the dead worker's messages were not delivered again within two minutes.
 @pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "threads", SOLO])
-def test_a_worker_that_is_killed(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
-) -> None:
+def test_a_worker_that_is_killed(recorder: Recorder, valkey: Server, pool: str) -> None:
     # Those that live have run by then.
-    env = {**env, "TEST_VISIBILITY": "25"}
-    with workers(APP, env, 2, pool=pool, concurrency=2) as both, in_order(tasks, recorder, valkey, "held"):
+    env = {"TEST_VISIBILITY": "25"}
+    with workers(APP, env, 2, pool=pool, concurrency=2) as both, in_order(recorder, valkey, "held"):
         idle(both, recorder).kill()
 
 
@@ -133,36 +207,29 @@ def redis_broker() -> Iterator[tuple[str, Callable[[], None]]]:
 
 @contextmanager
 def rabbitmq_broker() -> Iterator[tuple[str, Callable[[], None]]]:
-    is_needed()
-    rabbit = Rabbit()
-    try:
-        rabbit.start()
+    with rabbitmq() as rabbit:
 
         def restart() -> None:
             rabbit.stop()
             rabbit.start()
 
         yield rabbit.url, restart
-    finally:
-        rabbit.close()
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("broker", [redis_broker, rabbitmq_broker])
-def test_a_broker_that_is_restarted(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, broker: Any
-) -> None:
+def test_a_broker_that_is_restarted(recorder: Recorder, valkey: Server, broker: Any) -> None:
     with broker() as (url, restart):
         tasks.app.conf.broker_url = url
-        env = {**env, "TEST_BROKER": url, "TEST_VISIBILITY": "16", "TEST_TTL": "30"}
+        env = {"TEST_BROKER": url, "TEST_VISIBILITY": "16", "TEST_TTL": "30"}
         with (
             workers(APP, env, 2, concurrency=2),
             ExitStack() as supervisor,
-            in_order(tasks, recorder, valkey, "held"),
+            in_order(recorder, valkey, "held"),
         ):
             restart()
             # kombu may end a worker whose Redis broker is gone.
-            supervisor.enter_context(workers(APP, env, concurrency=2))
+            supervisor.enter_context(workers(APP, {}, concurrency=2))
             # Who is away is not waited for, and kombu brings them back in an order of its own.
-            heard_by(valkey, CALLS, tasks.by_policy["reschedule"].lock_key_for("k"), timeout=SOON)
+            heard_by(valkey, CALLS, timeout=SOON)
         forget_connections(tasks.app)

@@ -1,5 +1,6 @@
 """P3 and P5: what the caller of a run without the lock sees, for each policy, in each place of a canvas."""
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,53 +10,68 @@ from celery import chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import app as tasks
-from tests.acceptance.conftest import APP
-from tests.recorder import Recorder, overlaps
+from tests.acceptance.conftest import APP, one_valkey
+from tests.recorder import Recorder, of_key, overlaps
+from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
 PROMPTLY = 30
-HOLDS = 1.5
+
+valkey = one_valkey()
+
+
+@pytest.fixture(scope="module", params=["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)])
+def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
+    broker = valkey.url if request.param == "redis" else request.getfixturevalue("rabbit")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TEST_BROKER", broker)
+        tasks.app.conf.broker_url = broker
+        # Unlike Redis, RabbitMQ still has what an earlier test has left.
+        tasks.app.control.purge()
+        with workers(APP, concurrency=6) as (worker,):
+            yield worker
+
+
+@pytest.fixture(autouse=True)
+def at_its_broker(worker: Worker, tasks: Any) -> None:
+    tasks.app.conf.broker_url = os.environ["TEST_BROKER"]
 
 
 @pytest.fixture
-def worker(broker: str, tasks_by_broker: Any) -> Iterator[Worker]:
-    with workers(APP, {"TEST_BROKER": broker}, concurrency=6) as (worker,):
-        yield worker
+def key(request: pytest.FixtureRequest) -> str:
+    """One for each test and broker."""
+    return request.node.name
 
 
-def hold(recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS, gate: str | None = None) -> list[Any]:
+def hold(recorder: Recorder, policy: str, *keys: str, seconds: float = 0.0, gate: str) -> list[Any]:
     held = [tasks.by_policy[policy].delay(key, 1, seconds, gate=gate) for key in keys]
-    until(lambda: len(recorder.events("enter")) == len(keys), "the holders run")
+    until(lambda: all(of_key(recorder, key, "enter") for key in keys), "the holders run")
     return held
-
-
-def before_the_gate(policy: str) -> int:
-    """Seconds of sleep; a run that is replaced is interrupted in it, and not while it asks about the gate."""
-    return 30 if policy == "replace" else 0
 
 
 def met(worker: Worker) -> set[str]:
     return set(re.findall(r"lock\.(?:conflict|waiting) .*task_id=(\S+) holder=", worker.log()))
 
 
-def after_a_holder(worker: Worker, recorder: Recorder, policy: str) -> list[Any]:
+def after_a_holder(worker: Worker, recorder: Recorder, policy: str, key: str) -> list[Any]:
     """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
-    task = tasks.by_policy[policy]
-    seconds = before_the_gate(policy)
-    hold(recorder, policy, "single", "group", "chain", seconds=seconds, gate="three")
-    single = task.delay("single", 2)
-    members = group(task.s("group", 3), task.s("free")).delay()
-    steps = chain(task.si("chain", 4), tasks.after.s()).delay()
-    until(lambda: len(met(worker)) == 3, "three calls have met a holder", timeout=PROMPTLY)
-    recorder.open_gate("three")
+    task, before = tasks.by_policy[policy], len(met(worker))
+    # A run that is replaced is interrupted in its sleep, and not while it asks about the gate.
+    seconds = 30 if policy == "replace" else 0
+    alone, grouped, chained, in_header, in_body = (f"{key} {place}" for place in range(5))
+    hold(recorder, policy, alone, grouped, chained, seconds=seconds, gate=f"{key} three")
+    single = task.delay(alone, 2)
+    members = group(task.s(grouped, 3), task.s(f"{key} free")).delay()
+    steps = chain(task.si(chained, 4), tasks.after.s()).delay()
+    until(lambda: len(met(worker)) == before + 3, "three calls have met a holder", timeout=PROMPTLY)
+    recorder.open_gate(f"{key} three")
     found = [in_the_end(each) for each in (single, members, steps)]
-    recorder._client.delete("record")
-    hold(recorder, policy, "header", "body", seconds=seconds, gate="five")
-    header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
-    body = chord([task.s("free three")])(task.si("body", 6))
-    until(lambda: len(met(worker)) == 5, "five calls have met a holder", timeout=PROMPTLY)
-    recorder.open_gate("five")
+    hold(recorder, policy, in_header, in_body, seconds=seconds, gate=f"{key} five")
+    header = chord([task.s(in_header, 5), task.s(f"{key} free too")])(tasks.collect.s())
+    body = chord([task.s(f"{key} free three")])(task.si(in_body, 6))
+    until(lambda: len(met(worker)) == before + 5, "five calls have met a holder", timeout=PROMPTLY)
+    recorder.open_gate(f"{key} five")
     return [*found, in_the_end(header), in_the_end(body)]
 
 
@@ -66,66 +82,66 @@ def in_the_end(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun", "replace"])
-def test_who_comes_later_ends_with_its_own_result(worker: Worker, recorder: Recorder, policy: str) -> None:
-    assert after_a_holder(worker, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
+def test_who_comes_later_ends_with_its_own_result(worker: Worker, recorder: Recorder, policy: str, key: str) -> None:
+    assert after_a_holder(worker, recorder, policy, key) == [2, [3, 0], ["after", 4], [5, 0], 6]
     assert overlaps(recorder.events()) == []
 
 
-def test_join_ends_with_the_holders_result(worker: Worker, recorder: Recorder) -> None:
-    assert after_a_holder(worker, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
+def test_join_ends_with_the_holders_result(worker: Worker, recorder: Recorder, key: str) -> None:
+    assert after_a_holder(worker, recorder, "join", key) == [1, [1, 0], ["after", 1], [1, 0], 1]
 
 
-def test_skip_ends_with_the_holder_named(worker: Worker, recorder: Recorder) -> None:
+def test_skip_ends_with_the_holder_named(recorder: Recorder, key: str) -> None:
     task = tasks.by_policy["skip"]
-    (holder,) = hold(recorder, "skip", "k", seconds=30)
+    (holder,) = hold(recorder, "skip", key, gate=key)
 
-    single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
-    steps = chain(task.si("k"), tasks.after.s()).delay()
-    header, body = chord([task.s("k"), task.s("free2")])(tasks.collect.s()), chord([task.s("free3")])(task.si("k"))
+    single, members = task.delay(key), group(task.s(key), task.s(f"{key} free")).delay()
+    steps = chain(task.si(key), tasks.after.s()).delay()
+    header = chord([task.s(key), task.s(f"{key} free too")])(tasks.collect.s())
+    body = chord([task.s(f"{key} free three")])(task.si(key))
 
     for result in (single, members, steps, body):
         with pytest.raises(TaskRevokedError, match=holder.id):
             result.get(timeout=PROMPTLY)
     assert single.state == states.REVOKED
     assert header.get(timeout=PROMPTLY) == [None, 0]
+    recorder.open_gate(key)
 
 
-def test_a_skip_result_is_returned_everywhere(worker: Worker, recorder: Recorder) -> None:
+def test_a_skip_result_is_returned_everywhere(key: str) -> None:
     task = tasks.skipped_with_result
-    task.delay("k", 30)
-    until(lambda: recorder.events("enter"), "the holder runs")
+    with task.lock_for(key):
+        single = task.delay(key)
+        grouped = group(task.s(key), task.s(f"{key} free")).delay()
+        chained = chain(task.si(key), tasks.after.s()).delay()
+        header = chord([task.s(key), task.s(f"{key} free too")])(tasks.collect.s())
 
-    single = task.delay("k")
-    grouped = group(task.s("k"), task.s("free")).delay()
-    chained = chain(task.si("k"), tasks.after.s()).delay()
-    header = chord([task.s("k"), task.s("free2")])(tasks.collect.s())
-
-    assert single.get(timeout=PROMPTLY) == "was skipped"
-    assert grouped.get(timeout=PROMPTLY) == ["was skipped", "ran"]
-    assert chained.get(timeout=PROMPTLY) == ["after", "was skipped"]
-    assert header.get(timeout=PROMPTLY) == ["was skipped", "ran"]
+        assert single.get(timeout=PROMPTLY) == "was skipped"
+        assert grouped.get(timeout=PROMPTLY) == ["was skipped", "ran"]
+        assert chained.get(timeout=PROMPTLY) == ["after", "was skipped"]
+        assert header.get(timeout=PROMPTLY) == ["was skipped", "ran"]
 
 
 @pytest.mark.prove
-def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(worker: Worker, recorder: Recorder) -> None:
-    first = tasks.rerun_and_retried.delay("k", 1, countdown=0, seconds=1.0)
-    until(lambda: recorder.events("enter"), "it runs")
-    second = tasks.rerun_and_retried.delay("k", 2)
+def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(recorder: Recorder, key: str) -> None:
+    first = tasks.rerun_and_retried.delay(key, 1, countdown=0, seconds=1.0)
+    until(lambda: of_key(recorder, key), "it runs")
+    second = tasks.rerun_and_retried.delay(key, 2)
 
     assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (1, 2)
-    assert sorted(event.facts["number"] for event in recorder.events("enter")) == [1, 1, 2]
+    assert sorted(event.facts["number"] for event in of_key(recorder, key, "enter")) == [1, 1, 2]
 
 
-def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder) -> None:
-    task = tasks.by_policy["join"]
-    task.delay("k", 7, fails=True, gate="all have joined")
-    until(lambda: recorder.events("enter"), "the holder runs")
+def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder, key: str) -> None:
+    task, before = tasks.by_policy["join"], len(met(worker))
+    task.delay(key, 7, fails=True, gate=key)
+    until(lambda: of_key(recorder, key), "the holder runs")
 
-    joiners = [task.delay("k", number) for number in range(3)]
-    until(lambda: len(met(worker)) == 3, "they join")
-    recorder.open_gate("all have joined")
+    joiners = [task.delay(key, number) for number in range(3)]
+    until(lambda: len(met(worker)) == before + 3, "they join")
+    recorder.open_gate(key)
 
     for result in joiners:
         with pytest.raises(ValueError, match="7"):
             result.get(timeout=PROMPTLY)
-    assert len(recorder.events("enter")) == 1
+    assert len(of_key(recorder, key, "enter")) == 1

@@ -141,7 +141,7 @@ def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorde
 # A solo pool sees a lost connection once the body has ended, so there a late acknowledgement is lost.
 @pytest.mark.parametrize(("pool", "late"), [("prefork", False), ("prefork", True), ("solo", False)])
 def test_a_lost_connection_to_the_broker_costs_no_second_run(
-    tasks_by_broker: Any, broker: str, recorder: Recorder, late: bool, pool: str
+    broker: str, recorder: Recorder, late: bool, pool: str
 ) -> None:
     task = combined.late["skip"] if late else combined.by_policy["skip"]
     with Proxy(port_of(broker)) as proxy:

@@ -89,11 +89,11 @@ def until_all_have_ended(task: Any, hows: list[str]) -> None:
     assert queued == set()
 
 
-@pytest.mark.usefixtures("tasks_by_broker")
-def test_a_result_that_is_forgotten_at_once_ends_no_less(broker: str, recorder: Recorder) -> None:
+@pytest.mark.usefixtures("broker")
+def test_a_result_that_is_forgotten_at_once_ends_no_less(recorder: Recorder) -> None:
     task = workflow_app.workflow
     recorder.open_gate(GATE)
-    with workers(APP, {"TEST_BROKER": broker}, concurrency=2):
+    with workers(APP, concurrency=2):
         seen = set()
         for _ in range(5):
             first = task.delay("k", "chain", GATE)
