@@ -171,8 +171,12 @@ class SingletonSchedulerMixin(Scheduler):
         known = store_of(self.app).slots(self._slots)
         slots = dict[str, Slot]()
         for name, entry in schedule.items():
-            begins = max(0, min(_microseconds(entry.last_run_at), now))
-            slots[name] = known.get(name) or Slot(name, begins, self._fence, sent=begins)
+            slot = known.get(name)
+            if slot is None:
+                # An entry of one moment (`clocked`) may be new after that moment, which would count as sent.
+                begins = max(0, min(_microseconds(entry.last_run_at), now, _microseconds(_due_of(entry)) - 1))
+                slot = Slot(name, begins, self._fence, sent=begins)
+            slots[name] = slot
         for name in slots.keys() - known.keys():
             self._note(slots[name])
         for name in known.keys() - slots.keys():

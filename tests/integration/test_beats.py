@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler, SchedulingError
-from celery.schedules import crontab, schedule, solar
+from celery.schedules import BaseSchedule, crontab, schedstate, schedule, solar
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
@@ -168,6 +168,42 @@ def test_a_schedule_that_changes_under_its_leader_is_followed(valkey: Server) ->
     until(lambda: beat.sends() and "new" in beat.sent, "it sends the new one")
     assert {"old", "new"} & slots_of(beat, valkey).keys() == {"new"}
     beat.close()
+
+
+class Clocked(BaseSchedule):
+    """One moment, as django-celery-beat and sqlalchemy-celery-beat have it."""
+
+    def __init__(self, moment: datetime, **kwargs: Any) -> None:
+        self.moment = moment
+        super().__init__(**kwargs)
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        return self.moment - self.now()
+
+    def is_due(self, last_run_at: datetime) -> Any:
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        return schedstate(is_due=left <= 0, next=max(left, 3600.0))
+
+
+def test_an_entry_whose_one_moment_is_over_when_a_beat_sees_it_is_sent_once(
+    valkey: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    moment = datetime.now(UTC) - timedelta(minutes=1)
+
+    def beat_with_one_moment() -> Beat:
+        beat = beat_of(valkey.url, "collect", every=3600)
+        beat.add(name="once", task="once", schedule=Clocked(moment, app=beat.app))
+        return beat
+
+    beat = beat_with_one_moment()
+    until(lambda: beat.sends() or beat.sent, "it sends it")
+    beat.close()
+    heir = beat_with_one_moment()
+    with caplog.at_level(logging.INFO):
+        until(lambda: heir.tick() and "beat.sent" in caplog.text, "the heir finds that it was sent")
+    heir.close()
+
+    assert (beat.sent, heir.sent) == (["once"], [])
 
 
 def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server) -> None:
