@@ -1,15 +1,77 @@
 """A page with the locks of an app, and their numbers for Prometheus, as a WSGI application."""
 
-from typing import TYPE_CHECKING, Any
+import hmac
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, get_args
+from urllib.parse import urlsplit
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.definition.options import OnStoreError
+from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
+from celery_singleton_lock.leases.counters import BOUNDS
+from celery_singleton_lock.operations.page import Observer, Total, is_meant, page_context, totals_of, why
+from celery_singleton_lock.operations.rows import Row, tasks_by_lock
+from celery_singleton_lock.signals import ConflictOutcome
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.web.site import Site
+try:
+    from flask import Flask, Response, jsonify, render_template, request
+    from flask.typing import ResponseReturnValue
+    from prometheus_client import core, generate_latest
+    from prometheus_client.registry import Collector
+    from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+except ModuleNotFoundError as error:
+    raise ConfigurationError(
+        f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"
+    ) from error
 
-__all__ = ["application"]
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+_METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
+
+_PARTS_OF_A_NAME = 3
+_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+
+# A key, a task id or a worker is no label, because each new value would be a series of its own in Prometheus.
+_COUNTERS = {
+    "acquired": "Leases that were granted.",
+    "conflicts": "Calls that were not granted their key, by what became of them.",
+    "lost": "Leases that ended while the body ran.",
+    "taken_over": "Leases granted after the lease of another holder ran out without a release.",
+    "holder_died": "Holders whose pool process died, or whose lease ran out without a release.",
+    "unlocked": "Runs without a lease: those of until_executing, or with lock_on_store_error='run'.",
+    "unanswered": "Requests of runs and publishers that the store did not answer, or refused, by lock_on_store_error.",
+    "late": "Renewals that came late, because the process got no time.",
+}
+# The label beside the task, and its values.
+_LABELS = {
+    "conflicts": ("outcome", get_args(ConflictOutcome)),
+    "lost": ("reason", get_args(LostReason)),
+    "unanswered": ("policy", get_args(OnStoreError)),
+}
+_HISTOGRAMS = {
+    "held": "The time for which released leases were held.",
+    "waited": "The time for which runs and locks waited for their lease, from the first try.",
+}
+_GAUGES = {
+    "held": ("singleton_lock_holders", "Holders of a lease now."),
+    "waiting": ("singleton_lock_waiters", "Calls and Locks in line for a lock, now."),
+    "queued": ("singleton_lock_queued", "Calls that are queued, or are next."),
+    "longest": ("singleton_lock_oldest_held_seconds", "The time for which the oldest holder has held its lease."),
+    "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call is due."),
+}
+_Numbers = Mapping[tuple[str, ...], int]
 
 
 def application(app: Celery, **options: Any) -> "Site":
@@ -18,14 +80,162 @@ def application(app: Celery, **options: Any) -> "Site":
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
     `/healthz` says whether runs can lock. It asks no worker, frees no lock, and shows no arguments and no tokens.
     Everybody who reaches it may read it, so mount it behind your sign-in. *options* are those of `Site`.
-
-    Raises:
-        ConfigurationError: The extra `[web]` is not installed.
     """
-    try:
-        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (Django's admin needs no Flask)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"
-        ) from error
     return Site(app, **options)
+
+
+class _Client(WSGIRequestHandler):
+    """Does not log requests, and drops a silent client."""
+
+    timeout = 10
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
+
+
+class Site(Flask):
+    """The locks of an app, for a browser, a program, and a probe.
+
+    Visitors need the *password*, if there is one, and any user name. Requests for other *hosts* are refused: without
+    that, another site can read the page by DNS rebinding.
+    """
+
+    def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
+        super().__init__(__name__, template_folder=".")
+        self._password = password
+        self._hosts = hosts
+        self._observer = Observer(app)
+        self.before_request(self._check_visitor)
+        self.after_request(_with_headers)
+        self.get("/")(self.page)
+        self.get("/locks.json")(self.locks_json)
+        self.get("/metrics")(self.metrics)
+        self.get("/healthz")(self.healthz)
+
+    def _check_visitor(self) -> ResponseReturnValue | None:
+        if self._hosts is not None and _name_in(request.environ.get("HTTP_HOST", "")) not in self._hosts:
+            return "Ask for localhost, or set a password.\n", 421, _TEXT
+        # A probe has no password, and learns little more than a yes or a no.
+        if self._password is not None and request.path != "/healthz":
+            given = (request.authorization and request.authorization.password) or ""
+            if not hmac.compare_digest(given.encode(), self._password.encode()):
+                return "A password is needed.\n", 401, {**_TEXT, **_CHALLENGE}
+        return None
+
+    def page(self) -> ResponseReturnValue:
+        context = page_context(self._observer, request.args.get("name", ""))
+        refresh = request.args.get("refresh", type=int)
+        seconds = None if refresh is None else max(2, min(3600, refresh))
+        return render_template("page.html", **context, refresh=seconds), 503 if "problem" in context else 200
+
+    def locks_json(self) -> ResponseReturnValue:
+        try:
+            name = request.args.get("name", "")
+            return jsonify([row.as_json() for row in self._observer.locks.result().rows if is_meant(row.name, name)])
+        except (StoreError, ConfigurationError) as error:
+            return jsonify(problem=self._observer.told(error)), 503
+
+    def metrics(self) -> ResponseReturnValue:
+        return generate_latest(Metrics(self._observer)), _METRICS
+
+    def healthz(self) -> ResponseReturnValue:
+        trouble = self._observer.problem()
+        if trouble is not None:
+            return f"runs cannot lock: {why(trouble)}\n", 503, _TEXT
+        return "ok\n", _TEXT
+
+    def server(self, host: str, port: int) -> BaseWSGIServer:
+        """A server of the page that listens already; raises `OSError` if it cannot listen."""
+        # If Werkzeug opened the socket, it would print the error and end the process.
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listener:
+            return make_server(host, port, self, threaded=True, request_handler=_Client, fd=listener.fileno())
+
+
+def _with_headers(response: Response) -> Response:
+    response.headers.update(_HEADERS)
+    return response
+
+
+def _name_in(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+class Metrics(Collector):
+    """All metrics of an app, or only the counters if its locks cannot be listed."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def collect(self) -> Iterator[core.Metric]:
+        observer = self._observer
+        for look in (observer.trial, observer.counts, observer.locks):
+            look.begin()
+        meaning = "Whether runs can lock: the store answers, and does what a run asks for."
+        yield core.GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
+        # Keep the counters while the store is away: Prometheus sees no rise in a series that was missing before.
+        counts = observer.counts.last
+        with suppress(StoreError, ConfigurationError):
+            counts = observer.counts.result()
+            if counts.beat_leads is not None:
+                meaning = "Whether a beat of this app leads."
+                yield core.GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
+        if counts is None:
+            return
+        # The task, the last part of a field, may have colons. A later version may have fields of another form.
+        named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
+        numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
+        # Begin each counter of each task at 0, so that the first event is a rise.
+        names = sorted({*(task.name for task in lockable(observer.app)), *(task for _, _, task in numbers)})
+        yield from (_counter(what, names, numbers) for what in _COUNTERS)
+        yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
+        # The store's user may have no right to list the keys.
+        with suppress(StoreError, ConfigurationError):
+            yield from _present(observer, names)
+
+
+def _present(observer: Observer, names: Sequence[str]) -> Iterator[core.Metric]:
+    rows = observer.locks.result().rows
+    # If tasks share a lock name, its marks count for the first task.
+    owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
+
+    def owner(row: Row) -> str:
+        # A mark names no task, so its lock name decides. A `Lock` has no task, and counts under an empty name.
+        return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
+
+    totals = totals_of(rows, owner)
+    for what, (metric, meaning) in _GAUGES.items():
+        gauge = core.GaugeMetricFamily(metric, meaning, labels=["task"])
+        for name in sorted({*names, *totals}):
+            gauge.add_metric([name], getattr(totals.get(name, Total()), what))
+        yield gauge
+    broken = {row.lock.key for row in rows if row.lock.problem}
+    yield core.GaugeMetricFamily("singleton_lock_unreadable", "Keys under the prefix that cannot be read.", len(broken))
+    meaning = "The time that the last look at all locks took."
+    yield core.GaugeMetricFamily("singleton_lock_scan_seconds", meaning, observer.locks.took)
+
+
+def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> core.Metric:
+    label, values = _LABELS.get(what, ("", ("",)))
+    labels = ["task", label] if label else ["task"]
+    family = core.CounterMetricFamily(f"singleton_lock_{what}", _COUNTERS[what], labels=labels)
+    # A newer version may have counted other values.
+    values = tuple(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
+    for task in tasks:
+        for value in values:
+            family.add_metric([task, value] if label else [task], numbers.get((what, value, task), 0))
+    return family
+
+
+def _histogram(what: str, numbers: _Numbers) -> core.Metric:
+    family = core.HistogramMetricFamily(f"singleton_lock_{what}_seconds", _HISTOGRAMS[what], labels=["task"])
+    for task in sorted({task for name, _, task in numbers if name == what}):
+        total = 0
+        buckets = list[tuple[str, float]]()
+        for bucket in _BUCKETS:
+            total += numbers.get((what, bucket, task), 0)
+            buckets.append((bucket, total))
+        family.add_metric([task], buckets, numbers.get((what, "sum", task), 0) / 1_000_000)
+    return family

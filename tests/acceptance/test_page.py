@@ -257,7 +257,7 @@ def test_who_has_asked_a_holder_to_stop_is_shown(reader: Visitor, store: Store) 
 def test_a_missing_extra_is_one_line_with_the_command_to_type(
     operate: Operate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "celery_singleton_lock.web.site", raising=False)
+    monkeypatch.delitem(sys.modules, "celery_singleton_lock.web", raising=False)
     monkeypatch.setitem(sys.modules, "flask", None)
 
     assert "pip install 'celery-singleton-lock[web]'" in operate("web", code=2).stderr

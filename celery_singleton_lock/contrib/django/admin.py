@@ -18,8 +18,8 @@ from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.breaking import Plan, ask
+from celery_singleton_lock.operations.page import Observer, page_context
 from celery_singleton_lock.operations.rows import Locks, Row
-from celery_singleton_lock.web.page import Observer, page_context
 
 # Choose the app while the project is loaded: a thread of a request may have another current app in Celery.
 _observer = Observer(app_or_default())
