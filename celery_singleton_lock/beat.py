@@ -19,9 +19,7 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
-from celery_singleton_lock.definition.keys import BEAT, beat_key_of
-from celery_singleton_lock.definition.options import beat_ttl_of
-from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
@@ -78,7 +76,7 @@ class SingletonSchedulerMixin(Scheduler):
             self._heap = None
             return _LONGEST_PAUSE
         # A loss of the lease must be seen well before another beat may lead.
-        return min(pause, beat_ttl_of(self.app) / _LOOKS_PER_TTL)
+        return min(pause, options.beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's; called at the take-over, after a change of the schedule, and once a minute."""
@@ -160,15 +158,15 @@ class SingletonSchedulerMixin(Scheduler):
         super().close()
 
     def _note(self, slot: Slot) -> None:
-        store_of(self.app).note_slot(self._slots, slot)
+        settings.store_of(self.app).note_slot(self._slots, slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
         slot = Slot(entry.name, _microseconds(_due_of(entry)), self._fence)
-        return slot if store_of(self.app).claim_slot(self._slots, slot) else None
+        return slot if settings.store_of(self.app).claim_slot(self._slots, slot) else None
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
         """Begin the slots of new entries, and forget those of removed ones; return the slot of each entry."""
-        known = store_of(self.app).slots(self._slots)
+        known = settings.store_of(self.app).slots(self._slots)
         slots = dict[str, Slot]()
         for name, entry in schedule.items():
             slot = known.get(name)
@@ -180,7 +178,7 @@ class SingletonSchedulerMixin(Scheduler):
         for name in slots.keys() - known.keys():
             self._note(slots[name])
         for name in known.keys() - slots.keys():
-            store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
+            settings.store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
         # Note the leader last: a standby compares the schedules as soon as it sees this note.
         self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
         self._notes_again_at = clock() + _SILENCE
@@ -190,8 +188,10 @@ class SingletonSchedulerMixin(Scheduler):
         if self._lease is not None and self._lease.remaining() > 0:
             return True
         self._give_up()
-        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name=BEAT)
-        lease = Holding(store_of(self.app), Claim(self._key, new_token(), beat_ttl_of(self.app), facts=facts))
+        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name=keys.BEAT)
+        lease = Holding(
+            settings.store_of(self.app), Claim(self._key, new_token(), options.beat_ttl_of(self.app), facts=facts)
+        )
         try:
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
@@ -221,7 +221,7 @@ class SingletonSchedulerMixin(Scheduler):
             log.write(logging.INFO, "beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if clock() < self._compares_again_at:
             return
-        slots = store_of(self.app).slots(self._slots)
+        slots = settings.store_of(self.app).slots(self._slots)
         ours = self.schedule.keys()
         theirs = {name for name in slots if not name.startswith(_LEADER)}
         if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
@@ -267,7 +267,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     @property
     def _key(self) -> str:
-        return beat_key_of(self.app)
+        return keys.beat_key_of(self.app)
 
     @property
     def _slots(self) -> str:
@@ -276,7 +276,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
     """Whether a beat leads now, and the note of the last leader, whose `sent` is when it was last seen."""
-    key = beat_key_of(app)
+    key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
     return bool(store.holders(key)), max(leaders, key=lambda slot: slot.fence, default=None)

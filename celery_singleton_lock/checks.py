@@ -15,32 +15,7 @@ from celery.app.annotations import _first_match_any
 from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
-from celery_singleton_lock.definition.keys import (
-    BEAT,
-    KeyMaker,
-    beat_key_of,
-    checked_name,
-    lock_name_of_task,
-    start_of_keys,
-)
-from celery_singleton_lock.definition.options import (
-    NAMES,
-    UNSET,
-    Lockable,
-    LockOptions,
-    as_set,
-    base_in,
-    beat_ttl_of,
-    logs_labels,
-    no_process_for,
-    option_of,
-    prefix_of,
-    refuse,
-    setting,
-    values_of,
-    visibility_timeout_of,
-)
-from celery_singleton_lock.definition.settings import faults_in_names, faults_in_settings, open_store
+from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
@@ -65,32 +40,32 @@ _checked: WeakSet[Celery] = WeakSet()
 
 def check_definition(cls: type[Any]) -> None:
     """Refuse a class of tasks that cannot work, with a line for each fault."""
-    refuse([*_faults_in_class(cls), *values_of(cls)[1], *_faults_in_key(cls)])
+    options.refuse([*_faults_in_class(cls), *options.values_of(cls)[1], *_faults_in_key(cls)])
 
 
-def options_of(task: Any) -> LockOptions:
+def options_of(task: Any) -> options.LockOptions:
     """The checked options of *task*, with the app's settings and the defaults."""
-    values, faults = values_of(task, task.app)
+    values, faults = options.values_of(task, task.app)
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
     # Check the class again, because Celery keeps a refused task, and gives it to the next caller.
     of_class = _faults_in_class(task.__class__)
-    found = [*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
-    refuse(as_set(task.app, fault) for fault in found)
-    log.shows_labels = logs_labels(task.app) or log.shows_labels
-    return LockOptions(
+    found = [*settings.faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
+    options.refuse(options.as_set(task.app, fault) for fault in found)
+    log.shows_labels = options.logs_labels(task.app) or log.shows_labels
+    return options.LockOptions(
         **values,
-        prefix=prefix_of(task.app),
-        visibility_timeout=visibility_timeout_of(task.app),
-        skip_result=option_of(task, "skip_result", UNSET),
-        holder_name="" if option_of(task, "name") is None else task.name,
+        prefix=options.prefix_of(task.app),
+        visibility_timeout=options.visibility_timeout_of(task.app),
+        skip_result=options.option_of(task, "skip_result", options.UNSET),
+        holder_name="" if options.option_of(task, "name") is None else task.name,
     )
 
 
 def request_class_of(task: Any) -> type[Any]:
     """The class of the task's requests: ours, joined with the user's or another base's."""
-    ours = base_in(task.__class__)
+    ours = options.base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
     request = symbol_by_name(ours.Request)
@@ -106,8 +81,8 @@ def is_checked_at_start(app: Celery) -> bool:
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
     """Unknown names, and code that would bypass the lock."""
-    ours = base_in(cls)
-    yield from faults_in_names(cls)
+    ours = options.base_in(cls)
+    yield from settings.faults_in_names(cls)
     if cls.Strategy != Task.Strategy:
         yield (
             f"task {cls.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
@@ -132,7 +107,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _faults_in_key(task: Any) -> Iterator[str]:
     try:
-        KeyMaker(task)
+        keys.KeyMaker(task)
     except ConfigurationError as error:
         yield str(error)
 
@@ -169,7 +144,7 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 
 def lockable(app: Celery) -> list[Any]:
     """The locked tasks of *app*, sorted by name."""
-    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
+    ours = [task for task in app.tasks.values() if isinstance(task, options.Lockable) and task.is_lockable()]
     return sorted(ours, key=lambda task: task.name)
 
 
@@ -180,26 +155,27 @@ def never_awaited(app: Celery) -> list[str]:
         f"task {task.name} ({_source_of(task)}) is an `async def` or a generator, whose work would begin after the "
         "lock is released, so each run fails; write a `def` with `return asyncio.run(work())`"
         for task in lockable(app)
-        if option_of(task, "mode") != "until_executing" and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
+        if options.option_of(task, "mode") != "until_executing"
+        and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
     ]
 
 
 def without_effect(task: Any) -> list[str]:
     """Options of *task* without effect."""
-    options: LockOptions = task.lock_options
-    policy = f"lock_on_conflict={options.on_conflict!r}"
-    waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
-    keeps_marks = options.unique_in_queue or options.newest_wins or options.on_conflict == "join"
-    skips = options.on_conflict in ("skip", "rerun", "replace") or options.on_store_error == "skip"
+    chosen: options.LockOptions = task.lock_options
+    policy = f"lock_on_conflict={chosen.on_conflict!r}"
+    waits = chosen.on_conflict in ("reschedule", "wait") or (chosen.newest_wins and chosen.unique_in_queue)
+    keeps_marks = chosen.unique_in_queue or chosen.newest_wins or chosen.on_conflict == "join"
+    skips = chosen.on_conflict in ("skip", "rerun", "replace") or chosen.on_store_error == "skip"
     # In a queue mode, a call that is not sent may end with `lock_skip_result`.
-    skips = skips or (options.unique_in_queue and options.on_conflict != "raise")
+    skips = skips or (chosen.unique_in_queue and chosen.on_conflict != "raise")
     beside = {
         "wait_timeout": "" if waits else f"{policy}, with which no call waits for the lock",
         "skip_result": "" if skips else f"{policy}, with which no call is skipped",
-        "queue_ttl": "" if keeps_marks else f"lock_mode={options.mode!r}, in which no call counts as queued",
-        "min_hold_on_failure": "" if options.min_hold else "no lock_min_hold",
+        "queue_ttl": "" if keeps_marks else f"lock_mode={chosen.mode!r}, in which no call counts as queued",
+        "min_hold_on_failure": "" if chosen.min_hold else "no lock_min_hold",
     }
-    own = [name for name in beside if option_of(task, name) is not None]
+    own = [name for name in beside if options.option_of(task, name) is not None]
     return [f"lock_{name} beside {beside[name]}" for name in own if beside[name]]
 
 
@@ -214,10 +190,10 @@ def without_base(app: Celery) -> list[str]:
     # Annotations of "*" give every task the option, also a task that wants no lock.
     of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
-        options = [name for name in sorted(NAMES) if name not in of_all and hasattr(task.__class__, name)]
-        if options and not isinstance(task, Lockable):
+        names = [name for name in sorted(options.NAMES) if name not in of_all and hasattr(task.__class__, name)]
+        if names and not isinstance(task, options.Lockable):
             found.append(
-                f"task {task.name} ({_source_of(task)}) has {', '.join(options)} and no base=SingletonTask, so it runs "
+                f"task {task.name} ({_source_of(task)}) has {', '.join(names)} and no base=SingletonTask, so it runs "
                 "without a lock; write `@app.task(base=SingletonTask, ...)`"
             )
     return found
@@ -240,11 +216,11 @@ def try_store(app: Celery, bound: float) -> None:
         StoreError: A request had no answer in time.
     """
     # The key has the name of a task: the store's user may have no rights on other keys.
-    names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
-    name = checked_name(next(names, BEAT))
-    key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
+    names = (name for name in map(keys.lock_name_of_task, lockable(app)) if isinstance(name, str))
+    name = keys.checked_name(next(names, keys.BEAT))
+    key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # Pool processes would inherit the connections of the app's own store.
-    with closing(open_store(app)) as store:
+    with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
 
@@ -254,14 +230,18 @@ def _checks_for_tasks(app: Celery) -> list[Check]:
 
 
 def _check_settings(app: Celery) -> None:
-    refuse([*faults_in_settings(app), *values_of(object, app)[1]])
-    logs_labels(app)
+    options.refuse([*settings.faults_in_settings(app), *options.values_of(object, app)[1]])
+    options.logs_labels(app)
 
 
 def _checks_for_beat(app: Celery) -> list[Check]:
     why = "each beat would lead with locks of its own"
     remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
-    return [partial(beat_key_of, app), partial(beat_ttl_of, app), partial(_refuse_memory, app, why, remedy)]
+    return [
+        partial(keys.beat_key_of, app),
+        partial(options.beat_ttl_of, app),
+        partial(_refuse_memory, app, why, remedy),
+    ]
 
 
 def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Check]:
@@ -295,7 +275,7 @@ def _refuse_pool(app: Celery, pool: type) -> None:
 
 
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
-    url = setting(app, "singleton_lock_url")
+    url = options.setting(app, "singleton_lock_url")
     if isinstance(url, str) and url.startswith("memory:"):
         raise ConfigurationError(
             f"singleton_lock_url={url!r} keeps locks in the memory of one process, and {why}; {_A_SERVER}, or {remedy}"
@@ -305,7 +285,7 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
     """Refuse a task with `lock_on_lost="kill"`, unless its calls go to other workers."""
     if task.lock_options.kills and ((queue := queue_of(app, task)) is None or queue in queues):
-        raise no_process_for(task.name)
+        raise options.no_process_for(task.name)
 
 
 def queue_of(app: Celery, task: Any) -> str | None:
@@ -331,7 +311,7 @@ def _check_store(app: Celery) -> None:
             "acquire, wake-up and release did not work within %g s (%s); start it, or correct %s; until that works, "
             "lock_on_store_error decides what happens to each task"
         )
-        told = text, BOUND, error.problem, as_set(app, "singleton_lock_url")
+        told = text, BOUND, error.problem, options.as_set(app, "singleton_lock_url")
         log.write(logging.ERROR, "lock.store_unreachable", *told, store=error.store)
 
 
@@ -341,7 +321,7 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
         try:
             check()
         except ConfigurationError as error:
-            faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
+            faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
             # Code of the user, such as a router or a provider of passwords, may work the next time.
             text = "a part of the check has failed, and the rest continues"

@@ -14,8 +14,7 @@ from celery.worker import state
 from celery.worker.control import inspect_command
 
 from celery_singleton_lock.checks import check_worker, try_store
-from celery_singleton_lock.definition.options import as_set
-from celery_singleton_lock.definition.settings import open_store
+from celery_singleton_lock.definition import options, settings
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
@@ -51,13 +50,13 @@ def _has_our_scheduler(worker: Any) -> bool:
 def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
     """Try the store from this worker, whose network and clock may differ from the operator's."""
     try:
-        with closing(open_store(state.app)) as store:
+        with closing(settings.open_store(state.app)) as store:
             if store.is_of_one_process:
                 return {}
             try_store(state.app, bound)
             return {"ahead": Inventory(store).latency(bound)[1]}
     except (ConfigurationError, StoreError) as error:
-        return {"problem": as_set(state.app, str(error))}
+        return {"problem": options.as_set(state.app, str(error))}
 
 
 class LostConnection(StartStopStep):

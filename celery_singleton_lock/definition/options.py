@@ -332,19 +332,6 @@ def broker_delays(app: Celery) -> bool:
     return _delaying[app]
 
 
-def untold_timeouts(app: Celery) -> list[str]:
-    """Advice for an app with queues of SQS whose visibility timeout neither the app nor kombu knows."""
-    options = app.conf.broker_transport_options or {}
-    if not options.get("predefined_queues") or "visibility_timeout" in options:
-        return []
-    advice = (
-        "broker_transport_options has predefined_queues and no visibility_timeout, so only the broker knows when it "
-        "delivers a message again: a queue of SQS does so after 30 seconds, unless that was changed. A message that "
-        "waits in a worker for longer may run twice; give visibility_timeout the value of the queues"
-    )
-    return [advice]
-
-
 def prefix_of(app: Celery) -> str:
     """The prefix of the app's keys; by default it begins with the `global_keyprefix` of the results or the broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)

@@ -1,6 +1,5 @@
 """The settings of an app: the store of its locks, and the refusal of unknown names."""
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -9,16 +8,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.definition.options import (
-    NAMES,
-    SETTINGS,
-    as_celery_reads,
-    as_set,
-    base_in,
-    count,
-    refuse,
-    setting,
-)
+from celery_singleton_lock.definition import options
 from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
@@ -91,7 +81,7 @@ def store_of(app: Celery) -> Store:
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = _stores.get(app, (None, None))
     if store is None or before != assigned:
-        refuse(faults_in_settings(app))
+        options.refuse(faults_in_settings(app))
         store = open_store(app)
         _stores[app] = assigned, store
     return store
@@ -102,38 +92,33 @@ def open_store(app: Celery) -> Store:
     try:
         return _opened(app)
     except ConfigurationError as error:
-        raise ConfigurationError(as_set(app, str(error))) from error.__cause__
+        raise ConfigurationError(options.as_set(app, str(error))) from error.__cause__
 
 
 def _opened(app: Celery) -> Store:
-    url, options = _location(app)
-    own: Any = setting(app, "singleton_lock_client_options", {})
+    url, arguments = _location(app)
+    own: Any = options.setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
         raise ConfigurationError(
             f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
-    replicas = count("singleton_lock_replicas", setting(app, "singleton_lock_replicas", 0), least=0)
+    replicas = options.count("singleton_lock_replicas", options.setting(app, "singleton_lock_replicas", 0), least=0)
     # The history has a limit, because a page reads all of it at once.
-    history: Any = setting(app, "singleton_lock_history", Store.history)
-    history = count("singleton_lock_history", history, least=0, most=10_000)
+    history: Any = options.setting(app, "singleton_lock_history", Store.history)
+    history = options.count("singleton_lock_history", history, least=0, most=10_000)
     if "username" in own or "password" in own:
         # The provider from Celery's settings would override this username and password.
-        options.pop("credential_provider", None)
-    store = store_from_url(url, {**in_redis_py(options), **own}, replicas)
+        arguments.pop("credential_provider", None)
+    store = store_from_url(url, {**in_redis_py(arguments), **own}, replicas)
     store.history = history
     return store
-
-
-def has_password(url: Any) -> bool:
-    """Whether *url* has a password, which Celery shows: it masks settings by their names alone."""
-    return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     conf = app.conf
     get = conf.get
-    if (url := setting(app, "singleton_lock_url")) is not None:
+    if (url := options.setting(app, "singleton_lock_url")) is not None:
         return one_url(url), {}
     results = _as_text(conf.result_backend)
     broker = _as_text(conf.broker_write_url or conf.broker_url)
@@ -151,15 +136,15 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         (broker, of_broker, get("broker_use_ssl"), get("broker_transport_options")),
     ):
         has_tls = isinstance(tls, dict)
-        options = {name: value for name, value in theirs.items() if value} | (tls if has_tls else {})
+        arguments = {name: value for name, value in theirs.items() if value} | (tls if has_tls else {})
         if url.startswith(SENTINEL):
-            options |= {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
+            arguments |= {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
             if has_tls:
-                options["ssl"] = True
-            return url, options
+                arguments["ssl"] = True
+            return url, arguments
         if url.startswith(_LOCATIONS):
             first = url.partition(";")[0]
-            return first.replace("redis://", "rediss://", 1) if has_tls else first, options
+            return first.replace("redis://", "rediss://", 1) if has_tls else first, arguments
     raise ConfigurationError(
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
@@ -177,7 +162,7 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
     A method or property is the user's own unless another library has a method of that name. An override of a base's
     attribute is the user's own, too. In the decorator, an option without its prefix is a fault.
     """
-    ours = base_in(cls).__mro__
+    ours = options.base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
         if each in ours:
             continue
@@ -186,7 +171,7 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
             if any(name in vars(behind) for behind in cls.__mro__[number + 1 :]):
                 continue
             fault = _of_others("a method", name, _METHODS_OF_OTHERS)
-            if is_decorated and f"lock_{name}" in NAMES:
+            if is_decorated and f"lock_{name}" in options.NAMES:
                 fault = f"there is no option {name}; did you mean lock_{name}?"
             elif is_decorated or not hasattr(type(value), "__get__"):
                 fault = fault or _fault_in_name(name)
@@ -199,27 +184,27 @@ def check_name(task: Any, name: str) -> None:
         raise ConfigurationError(f"task {task.name}: {fault}")
 
 
-def check_call_options(task: str, options: Mapping[str, Any]) -> None:
+def check_call_options(task: str, given: Mapping[str, Any]) -> None:
     """Refuse options of the task among those of a call."""
-    for name in options:
+    for name in given:
         fault = _of_others("an option", name)
         if name.startswith(_PREFIXES) and not fault:
             fault = (
                 f"{name} cannot be given with a call, because options belong to the task; write "
                 f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
             )
-        if fault and name not in (options.get("stamped_headers") or ()):
+        if fault and name not in (given.get("stamped_headers") or ()):
             raise ConfigurationError(f"task {task}: {fault}")
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
     """Settings that do not exist, or are spelled so that Celery does not read them."""
-    namespace = as_celery_reads(app, "").lower()
-    readable = {name: as_celery_reads(app, name) for name in SETTINGS}
+    namespace = options.as_celery_reads(app, "").lower()
+    readable = {name: options.as_celery_reads(app, name) for name in options.SETTINGS}
     # Read the names only: a source of settings may compute the values.
     for written in map(str, app.conf):
         name = written.lower().removeprefix(namespace or "celery_")
-        is_read = written in (name, as_celery_reads(app, name))
+        is_read = written in (name, options.as_celery_reads(app, name))
         # A name that Celery does not read may be another program's.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
@@ -230,19 +215,20 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         elif fault := _of_others("a setting", name):
             if "celery_singleton" not in sys.modules:
                 yield fault
-        elif option in NAMES:
+        elif option in options.NAMES:
             yield f"there is no setting {written}: {option} is an option of each task alone"
         else:
-            meant = readable.get(f"singleton_{_MEANT.get(option)}") or readable.get(_nearest(name, SETTINGS), "")
+            near = _nearest(name, options.SETTINGS)
+            meant = readable.get(f"singleton_{_MEANT.get(option)}") or readable.get(near, "")
             yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
 
 
 def _fault_in_name(name: str) -> str:
     fault = _of_others("an option", name)
-    if fault or name in NAMES or not name.lower().startswith(_PREFIXES):
+    if fault or name in options.NAMES or not name.lower().startswith(_PREFIXES):
         return fault
     own = "An attribute of your own needs a name that does not begin with lock_"
-    return f"there is no option {name}; {_suggestion(_meant(name), NAMES)} {own}"
+    return f"there is no option {name}; {_suggestion(_meant(name), options.NAMES)} {own}"
 
 
 def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
@@ -256,7 +242,7 @@ def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _
 
 def _meant(name: str) -> str:
     option = name.lower().removeprefix("singleton_")
-    return _MEANT.get(option) or _nearest(option, NAMES)
+    return _MEANT.get(option) or _nearest(option, options.NAMES)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

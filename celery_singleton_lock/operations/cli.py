@@ -19,20 +19,7 @@ from celery.platforms import EX_UNAVAILABLE
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations import breaking
-from celery_singleton_lock.operations.doctor import examine, findings_table
-from celery_singleton_lock.operations.rows import (
-    OF_ONE_PROCESS,
-    Locks,
-    Row,
-    call_of,
-    call_text,
-    event_cells,
-    facts_and_rows,
-    matches,
-    table,
-    tasks_by_lock,
-)
+from celery_singleton_lock.operations import breaking, doctor, rows
 from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
@@ -66,10 +53,10 @@ def app_of(obj: Any) -> Celery:
     return app
 
 
-def locks_of(obj: Any) -> Locks:
-    locks = Locks(app_of(obj))
+def locks_of(obj: Any) -> rows.Locks:
+    locks = rows.Locks(app_of(obj))
     if locks.store.is_of_one_process:
-        click.echo(OF_ONE_PROCESS, err=True)
+        click.echo(rows.OF_ONE_PROCESS, err=True)
     return locks
 
 
@@ -102,12 +89,12 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
         surveys.extend(locks.surveys(pattern))
     except StoreError as error:
         problem = error
-    rows = locks.rows(surveys)
-    if is_json and (rows or problem is None):
-        click.echo(json.dumps([row.as_json() for row in rows]))
-    elif rows:
+    found = locks.rows(surveys)
+    if is_json and (found or problem is None):
+        click.echo(json.dumps([row.as_json() for row in found]))
+    elif found:
         # A reader of a pipe, such as grep, needs whole names.
-        click.echo(table([row.cells for row in rows], is_wide=wide or not sys.stdout.isatty()))
+        click.echo(rows.table([row.cells for row in found], is_wide=wide or not sys.stdout.isatty()))
     elif problem is None:
         click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
     if problem is not None:
@@ -132,7 +119,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     if task_id is None:
         _show_lock(locks, lock, is_json=is_json)
     else:
-        _show_call(*call_of(locks, task_id), is_json=is_json)
+        _show_call(*rows.call_of(locks, task_id), is_json=is_json)
 
 
 @singleton.command("break")
@@ -207,11 +194,11 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     """
     locks = locks_of(obj)
     kept = locks.history()
-    events = [event for event in kept if matches(event["key"], pattern)]
+    events = [event for event in kept if rows.matches(event["key"], pattern)]
     if is_json:
         click.echo(json.dumps(events))
     elif events:
-        click.echo(table(list(map(event_cells, events)), is_wide=wide or not sys.stdout.isatty()))
+        click.echo(rows.table(list(map(rows.event_cells, events)), is_wide=wide or not sys.stdout.isatty()))
     click.echo(locks.extent(kept, len(events)), err=True)
 
 
@@ -219,18 +206,18 @@ def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
 @seconds_option("--timeout", type=click.FloatRange(0.1, 60), default=1.0, help="How long to wait for each answer.")
 @as_json
 @click.pass_obj
-def doctor(obj: Any, timeout: float, is_json: bool) -> None:
+def examine(obj: Any, timeout: float, is_json: bool) -> None:
     """Check what locks need: store, settings, tasks and workers.
 
     It takes a lock on a key of its own, and changes nothing else. Exits with 1 if
     something is wrong, and with 69 if the store does not answer.
     """
-    findings, is_away = examine(app_of(obj), timeout)
+    findings, is_away = doctor.examine(app_of(obj), timeout)
     is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
         click.echo(json.dumps({"ok": is_well, "checks": findings}))
     else:
-        click.echo(findings_table(findings))
+        click.echo(doctor.findings_table(findings))
     sys.exit(EX_UNAVAILABLE if is_away else int(not is_well))
 
 
@@ -274,47 +261,48 @@ def web(obj: Any, bind: str) -> None:
     server.serve_forever()
 
 
-def _show_lock(locks: Locks, survey: LockState, *, is_json: bool) -> None:
-    tasks = tasks_by_lock(locks.app).get(lock_name_of(survey.key))
-    rows = locks.rows([survey], with_turns=True)
+def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
+    tasks = rows.tasks_by_lock(locks.app).get(lock_name_of(survey.key))
+    found = locks.rows([survey], with_turns=True)
     limit = int(tasks[0].lock_options.limit) if tasks else None
     if is_json:
+        quiet_for = [round(row.about.expires_in, 3) for row in found if row.state == "cooldown"]
         known = {
             "key": survey.key,
             "limit": limit,
             "fence": survey.fence,
-            "holders": [row.facts for row in rows if row.about.has_lease],
+            "holders": [row.facts for row in found if row.about.has_lease],
             "waiters": survey.waiters,
             "queued": survey.queued,
             "next": survey.next,
-            "quiet_for": max((round(row.about.expires_in, 3) for row in rows if row.state == "cooldown"), default=None),
+            "quiet_for": max(quiet_for, default=None),
             "turns": [turn.task_id or None for turn in survey.turns],
         }
         click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))
-    elif rows:
+    elif found:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
-        click.echo(facts_and_rows(facts, rows))
+        click.echo(rows.facts_and_rows(facts, found))
     else:
         click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
-    sys.exit(int(not rows))
+    sys.exit(int(not found))
 
 
-def _show_call(call: dict[str, Any], rows: list[Row], problem: str | None, *, is_json: bool) -> None:
+def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None, *, is_json: bool) -> None:
     if is_json:
         click.echo(json.dumps(call))
     if problem is not None:
         click.echo(f"Its result cannot be read: {shown(problem)}", err=True)
-    if not rows and call["state"] in (None, states.PENDING):
+    if not found and call["state"] in (None, states.PENDING):
         name = shown(call["task_id"])
         click.echo(f"Nothing is known of {name}: no lock key, no task, no call in a lock, no result.", err=True)
         hint = "A call that waits in the broker, or that has ended and keeps no result, is only in the log"
         click.echo(f"{hint}: task_id={name}", err=True)
         sys.exit(1)
     if not is_json:
-        click.echo(call_text(call, rows))
+        click.echo(rows.call_text(call, found))
 
 
-def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
+def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
     marks, held = breaking.marks_left(locks.surveys(pattern))
 
     def text(verb: str) -> str:
@@ -326,7 +314,7 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
     code = int(not marks)
     if marks and dry_run and not is_json:
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
-        click.echo(table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
+        click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:
         if not yes:
             click.echo(notice, err=True)
@@ -346,13 +334,10 @@ def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoR
 
 
 def _confirm() -> None:
-    notice = "Nothing was done: there is no terminal to ask, so give --yes."
-    if sys.stdin.isatty():
-        if click.confirm("Go on?", err=True):
-            return
-        notice = "Nothing was done."
-    click.echo(notice, err=True)
-    sys.exit(1)
+    # Without a terminal, the prompt would read the input of the script that calls us.
+    if not sys.stdin.isatty():
+        raise click.ClickException("nothing was done, because there is no terminal to ask; give --yes")
+    click.confirm("Go on?", abort=True, err=True)
 
 
 def _operator() -> str:

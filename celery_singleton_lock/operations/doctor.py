@@ -1,5 +1,6 @@
 """Checks of a deployment: its store and servers, settings, tasks, workers and holders. No check changes anything."""
 
+import re
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -11,20 +12,9 @@ from typing import Any, NamedTuple
 from celery import Celery
 from celery.utils.imports import symbol_by_name
 
+from celery_singleton_lock import checks
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.checks import (
-    faults_of,
-    faults_with,
-    lockable,
-    never_awaited,
-    queue_of,
-    try_store,
-    without_base,
-    without_effect,
-)
-from celery_singleton_lock.definition.keys import BEAT
-from celery_singleton_lock.definition.options import as_set, untold_timeouts
-from celery_singleton_lock.definition.settings import has_password, open_store
+from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
@@ -102,7 +92,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
     surveys = list[LockState]()
     with ExitStack() as stack:
         try:
-            store = stack.enter_context(closing(open_store(app)))
+            store = stack.enter_context(closing(settings.open_store(app)))
             if store.is_of_one_process:
                 found["store"] = None, OF_ONE_PROCESS
             else:
@@ -127,12 +117,15 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
             found["clock"] = _about_clocks(ahead, workers)
             found = {"holders": _about_holders(locks, surveys, workers)} | found
             advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
-    faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
-    found["tasks"] = not faults, "; ".join(faults) or f"{len(lockable(app))} with a lock, and their options can work"
+    faults = [*checks.faults_of(app), *checks.without_base(app), *checks.never_awaited(app)]
+    found["tasks"] = (
+        not faults,
+        "; ".join(faults) or f"{len(checks.lockable(app))} with a lock, and their options can work",
+    )
     found["workers"] = _about_workers(app, workers, silence, rows)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
-    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings], is_away
+    return [{"name": name, "ok": ok, "detail": options.as_set(app, detail)} for name, ok, detail in findings], is_away
 
 
 def _about_beats(locks: Locks) -> list[str]:
@@ -156,14 +149,14 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
             location = cache.get("LOCATION")
             first = location if isinstance(location, str) else next(iter(location or ()), None)
             given = cache.get("OPTIONS") or {}
-            options = {name: given[name] for name in ("db", "username", "password") if name in given}
-            with suppress(ConfigurationError, StoreError), closing(store_from_url(str(first), options)) as store:
+            access = {name: given[name] for name in ("db", "username", "password") if name in given}
+            with suppress(ConfigurationError, StoreError), closing(store_from_url(str(first), access)) as store:
                 found += [name] if ours & Inventory(store).databases(timeout) else []
     return [f"{_CACHES}: {a_few(found)}"] if found else []
 
 
 def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
-    """Whether the store's clock agrees with the others. It is *ahead* of this machine's by so many seconds."""
+    """Whether the store's clock, which is so many seconds *ahead* of this machine's, agrees with all others."""
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
@@ -177,7 +170,7 @@ def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
 def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
     found = dict[str, Found]()
     try:
-        try_store(locks.app, timeout)
+        checks.try_store(locks.app, timeout)
         found["locking"] = True, "a lock was acquired, renewed, waited for and released, and its waiter woken"
     except (ConfigurationError, StoreError) as error:
         found["locking"] = False, str(error)
@@ -306,12 +299,12 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
             why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"
-        is_well = None if app.conf.task_always_eager or not lockable(app) else False
+        is_well = None if app.conf.task_always_eager or not checks.lockable(app) else False
         return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
     faults = []
     for name, worker in sorted(workers.items()):
         if worker.pool is not None:
-            faults += [f"{name}: {fault}" for fault in faults_with(app, worker.pool, worker.queues or set())]
+            faults += [f"{name}: {fault}" for fault in checks.faults_with(app, worker.pool, worker.queues or set())]
         if "problem" in worker.store:
             faults.append(f"{name} cannot use the store: {worker.store['problem']}")
     faults += _not_taken(app, rows, workers)
@@ -327,8 +320,8 @@ def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) 
             return []
         taken |= worker.queues
     found = defaultdict[str, set[str]](set)
-    goes = [(queue_of(app, task), task.name) for task in lockable(app)] + [(row.about.queue, row.name) for row in rows]
-    for queue, name in goes:
+    goes = [(checks.queue_of(app, task), task.name) for task in checks.lockable(app)]
+    for queue, name in (*goes, *((row.about.queue, row.name) for row in rows)):
         if queue is not None:
             found[queue].add(name)
     return [
@@ -408,10 +401,16 @@ _PASSWORD = (
     "singleton_lock_client_options={'username': ..., 'password': ...}, whose values Celery masks"
 )
 
+_UNTOLD = (
+    "broker_transport_options has predefined_queues and no visibility_timeout, so only the broker knows when it "
+    "delivers a message again: a queue of SQS does so after 30 seconds, unless that was changed. A message that "
+    "waits in a worker for longer may run twice; give visibility_timeout the value of the queues"
+)
+
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{BEAT}."))}
+    others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{keys.BEAT}."))}
     idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
     takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
     reserved, late = Counter[str](), Counter[str]()
@@ -431,27 +430,31 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
     if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
-    if has_password(app.conf.get("singleton_lock_url")):
+    # Celery masks the password of a setting by the name of the setting, and not in this one.
+    if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)
-    return [*texts, *untold_timeouts(app)]
+    of_broker = app.conf.broker_transport_options or {}
+    if of_broker.get("predefined_queues") and "visibility_timeout" not in of_broker:
+        texts.append(_UNTOLD)
+    return texts
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
-    for task in lockable(app):
+    for task in checks.lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
         # The check of tasks reports options that cannot work.
         with suppress(ConfigurationError):
-            options = task.lock_options
-            if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:
+            chosen = task.lock_options
+            if chosen.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:
                 found[waiting].append(task.name)
-            if options.ttl > _LONG_TTL:
-                found[_LONG].append(f"{task.name} ({options.ttl:g} s)")
-            if options.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
+            if chosen.ttl > _LONG_TTL:
+                found[_LONG].append(f"{task.name} ({chosen.ttl:g} s)")
+            if chosen.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
                 found[_SKIPS_RETRIES].append(task.name)
-            if nothing := without_effect(task):
+            if nothing := checks.without_effect(task):
                 found[_NO_EFFECT].append(f"{task.name} ({', '.join(nothing)})")
     return found

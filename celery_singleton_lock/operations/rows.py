@@ -13,10 +13,8 @@ from typing import Any
 from celery import Celery, states
 
 from celery_singleton_lock.checks import lockable
-from celery_singleton_lock.definition.keys import BEAT, lock_name_of_task, start_of_keys
-from celery_singleton_lock.definition.options import as_set, prefix_of
-from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
+from celery_singleton_lock.definition import keys, options, settings
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.runs.endings import CallRevoked
@@ -58,7 +56,7 @@ class Row:
 
     @property
     def is_beat(self) -> bool:
-        return self.about.task_name == BEAT
+        return self.about.task_name == keys.BEAT
 
     @property
     def worker(self) -> str:
@@ -130,9 +128,9 @@ class Locks:
 
     def __init__(self, app: Celery, store: Store | None = None) -> None:
         self.app = app
-        self.store: Store = store or store_of(app)
+        self.store: Store = store or settings.store_of(app)
         self.inventory = Inventory(self.store)
-        self._start = start_of_keys(prefix_of(app))
+        self._start = keys.start_of_keys(options.prefix_of(app))
 
     def is_key(self, text: str) -> bool:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
@@ -160,7 +158,7 @@ class Locks:
         """How far back the history goes; without it, readers take a forgotten event for one that never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
-        return as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
+        return options.as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
 
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
@@ -170,17 +168,15 @@ class Locks:
 
         If one of several servers is away, its error is raised after the locks of the others.
         """
-        keys = list[str]()
+        found = list[str]()
         try:
-            keys.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
-        except StoreError:
-            yield from self.surveys_of(keys)
-            raise
-        yield from self.surveys_of(keys)
+            found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
+        finally:
+            yield from self.surveys_of(found)
 
-    def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
-        for start in range(0, len(keys), _SURVEYED_AT_ONCE):
-            yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
+    def surveys_of(self, several: Sequence[str]) -> Iterator[LockState]:
+        for start in range(0, len(several), _SURVEYED_AT_ONCE):
+            yield from self.store.survey(several[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
         """The rows of these locks, or of all: holders first, the oldest first in each group."""
@@ -215,7 +211,7 @@ def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     found = defaultdict[str, list[Any]](list)
     for task in lockable(app):
         # The checks report a name that is no `str`, and no command may fail here.
-        found[str(lock_name_of_task(task))].append(task)
+        found[str(keys.lock_name_of_task(task))].append(task)
     return found
 
 

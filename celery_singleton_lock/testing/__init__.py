@@ -20,9 +20,7 @@ from weakref import ref
 
 from celery import Celery, _state, current_app
 
-from celery_singleton_lock.definition.options import Duration, Lockable, LockOptions
-from celery_singleton_lock.definition.options import seconds as checked_seconds
-from celery_singleton_lock.definition.settings import store_of, stores_of_locks
+from celery_singleton_lock.definition import options, settings
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
@@ -34,16 +32,8 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 from celery_singleton_lock.task import SingletonTask
-from celery_singleton_lock.testing.recording import (
-    Acquired,
-    Conflicted,
-    Lost,
-    Recorded,
-    Released,
-    Unanswered,
-    await_reports,
-    recorded,
-)
+from celery_singleton_lock.testing import recording
+from celery_singleton_lock.testing.recording import Acquired, Conflicted, Lost, Recorded, Released, Unanswered, recorded
 
 try:
     from celery_singleton_lock.stores.memory import MemoryStore
@@ -67,7 +57,7 @@ _numbers = count(1)
 class StoreInMemory(MemoryStore):
     """Locks in the memory of this process, with a clock of their own, which time-machine and freezegun do not move."""
 
-    def advance(self, seconds: Duration) -> None:
+    def advance(self, seconds: options.Duration) -> None:
         """Move the clock of the store ahead by *seconds*, for everything in it.
 
         Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
@@ -76,7 +66,7 @@ class StoreInMemory(MemoryStore):
         Raises:
             ConfigurationError: *seconds* is no duration, or is negative.
         """
-        ahead = checked_seconds("advance", seconds, least=0)
+        ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
         # Without this lock, the heartbeat may renew in between with the plain ttl, and that lease would expire.
         with self._server.lock:
@@ -126,19 +116,19 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
     # The last entry counts, and `disabled()` around this block must win.
-    at = len(stores_of_locks) if Lockable.locks else 0
-    stores_of_locks.insert(at, find)
+    at = len(settings.stores_of_locks) if options.Lockable.locks else 0
+    settings.stores_of_locks.insert(at, find)
     try:
         yield
     finally:
-        stores_of_locks.remove(find)
+        settings.stores_of_locks.remove(find)
 
 
 class _Target(NamedTuple):
     said: str  # what the test has called, for errors
     store: Store
     key: str
-    options: LockOptions | None = None  # None for a key
+    of_task: options.LockOptions | None = None  # None for a key
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
@@ -161,7 +151,7 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
         SingletonLockError: The lock is held already.
     """
     target = _target("hold", task_or_key, args, kwargs)
-    is_queued = target.options is not None and target.options.mode == "until_executing"
+    is_queued = target.of_task is not None and target.of_task.mode == "until_executing"
     return _queued(target) if is_queued else _leased(target)
 
 
@@ -203,11 +193,11 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     store.release(Claim(key, new_token(), _TTL), None)
     for renewal in renewals.values():
         renewal.lose("expired")
-    await_reports()
+    recording.await_reports()
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if not Lockable.locks:
+    if not options.Lockable.locks:
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
@@ -218,7 +208,7 @@ def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise ConfigurationError(f"{verb}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
     said = f"{verb}({task.name})"
     try:
-        return _Target(said, store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
+        return _Target(said, settings.store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
     except TypeError as error:
         raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
 
@@ -231,15 +221,15 @@ def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str,
         raise ConfigurationError(
             f"{said}: that is not a lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give a task"
         )
-    return _Target(said, store_of(app), key)
+    return _Target(said, settings.store_of(app), key)
 
 
 @contextmanager
 def _leased(target: _Target) -> Iterator[Holder]:
-    options = target.options
-    name = options.holder_name if options else ""
+    chosen = target.of_task
+    name = chosen.holder_name if chosen else ""
     facts = Facts(HELD_BY_TEST, name, socket.gethostname(), os.getpid(), keeps_result=False)
-    ttl, limit = (options.ttl, options.limit) if options else (_TTL, 1)
+    ttl, limit = (chosen.ttl, chosen.limit) if chosen else (_TTL, 1)
     lease = Holding(target.store, Claim(target.key, new_token(), ttl, limit, facts))
     before = current.get()
     try:
@@ -260,11 +250,11 @@ def _leased(target: _Target) -> Iterator[Holder]:
 
 @contextmanager
 def _queued(target: _Target) -> Iterator[Holder]:
-    assert target.options is not None
+    assert target.of_task is not None
     store, key = target.store, target.key
     # Look first: the store would take a second mark with the same task id for the first one.
     found = next(_marks_of_test(target), None) or store.mark_queued(
-        key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0
+        key, HELD_BY_TEST, target.of_task.queue_ttl, limit=0, cooldown=0.0
     )
     if isinstance(found, Holder):
         raise _taken(target, found)
@@ -300,13 +290,13 @@ def disabled() -> Iterator[None]:
     block never locks anything; any other process locks as usual.
     """
     store = _Unlimited()
-    before = Lockable.locks
+    before = options.Lockable.locks
     with _stores_of_locks(lambda _: store):
-        Lockable.locks = False
+        options.Lockable.locks = False
         try:
             yield
         finally:
-            Lockable.locks = before
+            options.Lockable.locks = before
 
 
 class SingletonLocks(Recorded):
@@ -316,7 +306,7 @@ class SingletonLocks(Recorded):
         super().__init__()
         self.store = store
 
-    def advance(self, seconds: Duration) -> None:
+    def advance(self, seconds: options.Duration) -> None:
         """Do what `StoreInMemory.advance` does."""
         self.store.advance(seconds)
 
