@@ -82,6 +82,13 @@ local this_call = {
 local is_newcomer = not ticket and this_call.rank == 0
 local place
 
+-- A deploy may have changed the policy of a task whose messages wait. The later run knows of no turn that it could end.
+local function end_turn_of_former_policy()
+  if ticket and not words.turn_for then
+    leave_line(key, ticket, own_turn)
+  end
+end
+
 -- 1. Has another delivery of this message run, or does it run? Every caller reads the marker of its message, because some
 -- brokers do not mark a redelivery. A later attempt takes over the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
@@ -142,9 +149,11 @@ end
 -- 3. Is the call superseded by a newer call?
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
-if newer then
-  local rows = described(key, places) or described_calls({newer})
-  return looks and {'looked', now, 1, 1, 0} or refused(newer.task_id, rows)
+if newer and looks then
+  return {'looked', now, 1, 1, 0}
+elseif newer then
+  end_turn_of_former_policy()
+  return refused(newer.task_id, described(key, places) or described_calls({newer}))
 end
 
 -- 4. Do as many calls go before the caller as places are free?
@@ -316,6 +325,7 @@ local rows = described(key, places) or described_calls(before)
 
 -- 7. Does the caller get a turn?
 if not words.turn_for then
+  end_turn_of_former_policy()
   return refused(next_one or '', rows)
 end
 local turn = {
