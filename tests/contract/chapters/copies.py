@@ -150,16 +150,18 @@ class Copies(Contract):
 
         granted(store.acquire(delivery("copy")))
 
-    def test_an_ending_whose_result_was_stored_lasts(self, store: Store) -> None:
+    def test_an_ending_whose_result_was_stored_lasts_for_as_long_as_copies_come(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
         store.release(delivery("original"), 1, ending=DUE)
         store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
         # Again, because the answer to the first release was lost.
         store.release(delivery("original"), 1, ending=DUE)
 
-        self.pass_time(KEPT - 100)
-        assert store.acquire(delivery("copy")) == Done(0, "stored")
-        self.pass_time(200)
+        for _ in range(3):
+            # Each copy that waited in a worker for longer than the visibility timeout has another one behind it.
+            self.pass_time(KEPT - 100)
+            assert store.acquire(delivery("copy")) == Done(0, "stored")
+        self.pass_time(KEPT + 100)
 
         granted(store.acquire(delivery("copy")))
 

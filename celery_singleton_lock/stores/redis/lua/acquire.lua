@@ -93,8 +93,12 @@ end
 -- brokers do not mark a redelivery. A later attempt takes over the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
 if message then
-  local past, outcome, at = read_marker(key, 'done:' .. task_id .. ':' .. message)
+  local marker = 'done:' .. task_id .. ':' .. message
+  local past, outcome, at = read_marker(key, marker)
   if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
+    if outcome ~= 'ended' then
+      keep_marker(key, marker)
+    end
     return {'done', now, past, outcome}
   end
 end

@@ -37,6 +37,15 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
+-- Keep the marker for as long again: behind a copy that was delivered late, another one may be on its way.
+local function keep_marker(key, marker)
+  local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
+  local lasts = deadline - at
+  -- A server out of memory refuses HSET, and the copy is refused all the same.
+  redis.pcall('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
+  expire_after(key, lasts)
+end
+
 -- Do not overwrite a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random
 -- fields for markers that are over. That leaves about a tenth of the markers in a hash expired.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
