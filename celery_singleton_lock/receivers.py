@@ -63,9 +63,9 @@ if VERSION < (5, 7):
 def add_our_steps(sender: Any = None, **_: Any) -> None:
     """Add our steps to a worker, which loads them."""
     remember_limits(sender)
-    steps = f"{__package__}.steps"
-    sender.app.steps["worker"].add(f"{steps}:Start")
-    sender.app.steps["consumer"].update((f"{steps}:LostConnection", f"{steps}:CallsThatWait"))
+    steps = sender.app.steps
+    steps["worker"].add(f"{__package__}.steps:Start")
+    steps["consumer"].update((f"{__package__}.steps:LostConnection", f"{__package__}.waiting:CallsThatWait"))
     look_after_workflows()
 
 

@@ -20,7 +20,6 @@ from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests
 
 
@@ -80,17 +79,6 @@ class LostConnection(StartStopStep):
         """Expect copies of the running messages, unless the worker itself ends."""
         if state.should_stop is None and state.should_terminate is None:
             background.submit(partial(_expect_copies, active_requests()))
-
-
-class CallsThatWait(StartStopStep):
-    """Wakes the messages that wait here for their turns."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def create(self, parent: Any) -> WaitingMessages:
-        """As Celery's."""
-        messages = parent.waiting_messages = WaitingMessages(parent)
-        return messages
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:

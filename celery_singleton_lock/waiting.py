@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 
 from celery import Task
 from celery.app.task import Context
+from celery.bootsteps import StartStopStep
 from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
 from celery.worker import state
@@ -256,6 +257,17 @@ def _takes_turns_here(task: Any) -> bool:
     is_patient = options.wait_timeout is None or options.wait_timeout >= REFUSED.first
     # With quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
     return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
+
+
+class CallsThatWait(StartStopStep):
+    """The step of a consumer that makes, starts and stops its `WaitingMessages`."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def create(self, parent: Any) -> WaitingMessages:
+        """As Celery's."""
+        messages = parent.waiting_messages = WaitingMessages(parent)
+        return messages
 
 
 class RequestInTurn(SingletonRequest):
