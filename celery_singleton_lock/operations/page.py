@@ -16,6 +16,7 @@ from celery import Celery
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_cells
@@ -98,13 +99,6 @@ class Snapshot(NamedTuple):
     at: datetime
 
 
-class Counts(NamedTuple):
-    """The counters, and whether a beat leads; None if there has never been a beat."""
-
-    numbers: dict[str, int]
-    beat_leads: bool | None
-
-
 class Observer:
     """The locks of an app, and whether its runs can lock now. Many requests share one look at the store."""
 
@@ -112,8 +106,9 @@ class Observer:
         self.app = app
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
         self.locks = Look(lambda: Snapshot(at=datetime.now(UTC), rows=Locks(app).rows()))
-        self.counts = Look(self._see_counts)
+        self.counts = Look(lambda: Locks(app).counted())
         self.history = Look(lambda: Locks(app).history())
+        self.beat_leads = Look(partial(_beat_leads, app))
 
     def problem(self) -> StoreError | ConfigurationError | None:
         """Why runs cannot lock now; None if they can."""
@@ -130,13 +125,11 @@ class Observer:
             text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
         return as_set(self.app, text)
 
-    def _see_counts(self) -> Counts:
-        locks = Locks(self.app)
-        numbers = locks.counted()
-        leads = last = None
-        with suppress(StoreError, ConfigurationError):
-            leads, last = last_leader_of(self.app, locks.store)
-        return Counts(numbers, leads if leads or last else None)
+
+def _beat_leads(app: Celery) -> bool | None:
+    """Whether a beat leads; None if there has never been a beat."""
+    leads, last = last_leader_of(app, store_of(app))
+    return leads if leads or last else None
 
 
 def is_meant(name: str, pattern: str) -> bool:
@@ -181,7 +174,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     """The facts for a template, which must escape them for HTML. A `problem` means that no locks can be shown."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _AT.format(datetime.now(UTC))}
-    for look in (observer.trial, observer.locks, observer.history, observer.counts):
+    for look in (observer.trial, observer.locks, observer.history, observer.beat_leads):
         look.begin()
     trouble = observer.problem()
     if trouble is not None:
@@ -195,7 +188,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     # Each answer is asked for once, because the next one may differ, or be an error.
     events = leads = None
     with suppress(StoreError, ConfigurationError):
-        leads = observer.counts.result().beat_leads
+        leads = observer.beat_leads.result()
     with suppress(StoreError, ConfigurationError):
         events = observer.history.result() if locks.store.history else None
     rows = [row for row in seen.rows if is_meant(row.name, pattern)]

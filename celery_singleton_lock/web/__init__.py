@@ -40,7 +40,6 @@ _TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
 
-_PARTS_OF_A_NAME = 3
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 # A key, a task id or a worker is no label, because each new value would be a series of its own in Prometheus.
@@ -171,7 +170,7 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[core.Metric]:
         observer = self._observer
-        for look in (observer.trial, observer.counts, observer.locks):
+        for look in (observer.trial, observer.counts, observer.beat_leads, observer.locks):
             look.begin()
         meaning = "Whether runs can lock: the store answers, and does what a run asks for."
         yield core.GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
@@ -179,14 +178,16 @@ class Metrics(Collector):
         counts = observer.counts.last
         with suppress(StoreError, ConfigurationError):
             counts = observer.counts.result()
-            if counts.beat_leads is not None:
+        with suppress(StoreError, ConfigurationError):
+            leads = observer.beat_leads.result()
+            if leads is not None:
                 meaning = "Whether a beat of this app leads."
-                yield core.GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
+                yield core.GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(leads))
         if counts is None:
             return
         # The task, the last part of a field, may have colons. A later version may have fields of another form.
-        named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
-        numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
+        of_ours = (field for field in counts if field.count(":") > 1)
+        numbers = {tuple(field.split(":", 2)): counts[field] for field in of_ours}
         # Begin each counter of each task at 0, so that the first event is a rise.
         names = sorted({*(task.name for task in lockable(observer.app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)
