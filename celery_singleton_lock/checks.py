@@ -39,12 +39,10 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any]) -> None:
-    """Refuse a class of tasks that cannot work, with a line for each fault."""
     options.refuse([*_faults_in_class(cls), *options.values_of(cls)[1], *_faults_in_key(cls)])
 
 
 def options_of(task: Any) -> options.LockOptions:
-    """The checked options of *task*, with the app's settings and the defaults."""
     values, faults = options.values_of(task, task.app)
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
@@ -80,7 +78,6 @@ def is_checked_at_start(app: Celery) -> bool:
 
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
-    """Unknown names, and code that would bypass the lock."""
     ours = options.base_in(cls)
     yield from settings.faults_in_names(cls)
     if cls.Strategy != Task.Strategy:
@@ -143,7 +140,6 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 
 
 def lockable(app: Celery) -> list[Any]:
-    """The locked tasks of *app*, sorted by name."""
     ours = [task for task in app.tasks.values() if isinstance(task, options.Lockable) and task.is_lockable()]
     return sorted(ours, key=lambda task: task.name)
 
@@ -161,7 +157,6 @@ def never_awaited(app: Celery) -> list[str]:
 
 
 def without_effect(task: Any) -> list[str]:
-    """Options of *task* without effect."""
     chosen: options.LockOptions = task.lock_options
     policy = f"lock_on_conflict={chosen.on_conflict!r}"
     waits = chosen.on_conflict in ("reschedule", "wait") or (chosen.newest_wins and chosen.unique_in_queue)

@@ -8,21 +8,13 @@ from functools import partial
 from typing import Any
 
 from celery.signals import task_postrun
+from opentelemetry import trace
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import REASONS_TO_STOP
 from celery_singleton_lock.runs.message import run_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
-
-try:
-    from opentelemetry import trace
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "celery_singleton_lock.otel needs OpenTelemetry, which is not installed: "
-        "pip install 'celery-singleton-lock[otel]'",
-        name=error.name,
-    ) from error
 
 _UID = "celery_singleton_lock.otel"
 

@@ -243,7 +243,6 @@ class LockOptions:
 
 
 def no_process_for(task_name: str) -> ConfigurationError:
-    """The error for a task that `kills` in another pool than prefork."""
     return ConfigurationError(
         f"task {task_name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
         "run the worker with --pool prefork, or use 'abort'"

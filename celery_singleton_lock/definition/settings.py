@@ -185,7 +185,6 @@ def check_name(task: Any, name: str) -> None:
 
 
 def check_call_options(task: str, given: Mapping[str, Any]) -> None:
-    """Refuse options of the task among those of a call."""
     for name in given:
         fault = _of_others("an option", name)
         if name.startswith(_PREFIXES) and not fault:

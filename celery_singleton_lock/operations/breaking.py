@@ -210,7 +210,6 @@ def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
-    """The outcome of a break; *app* is the value of `-A`."""
     if not done:
         return "Nothing was done: what was to be broken is gone, or waits and is alive."
     if not done.holders:

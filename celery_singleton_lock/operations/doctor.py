@@ -333,7 +333,6 @@ def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) 
 
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
-    """Which holders are alive, as far as the workers that have answered can tell."""
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:

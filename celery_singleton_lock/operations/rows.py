@@ -78,7 +78,6 @@ class Row:
 
     @property
     def position(self) -> int | None:
-        """The position of the row's turn in the line, from 1."""
         return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
 
     @property
@@ -136,7 +135,6 @@ class Locks:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
 
     def checked_key(self, text: str) -> str:
-        """Return *text* if it is a lock key of this app, or raise `ConfigurationError`."""
         if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
@@ -284,7 +282,6 @@ def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
 
 
 def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
-    """The texts of an event, by the heads of their columns."""
     return {
         "when": event["at"][:19].replace("T", " "),
         "event": " ".join(filter(None, (event["event"], event["outcome"]))),
