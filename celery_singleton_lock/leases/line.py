@@ -32,8 +32,8 @@ because these listen before they ask. A turn that the store has lost begins agai
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
 
-A wake-up may get lost, or a holder may die. So in each process the first turn of each lock looks by itself. It
-looks every two seconds if it is among the next few, or if nobody can listen. Otherwise it looks once in a ttl.
+A wake-up may get lost, or a holder may die. Therefore the first turn of each lock in a process looks by itself:
+every two seconds if the turn is among the next few, or if the process cannot listen, and otherwise once in a ttl.
 """
 
 import socket
@@ -54,8 +54,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 # The scripts' word that wakes a turn. After any other word, as `near`, the turn looks.
 _FREE = "free"
-# How many turns of a lock look in a process that cannot listen.
-_A_FEW = 8
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
 # Seconds until the next look once a look has let a message come: another place may be free.
@@ -93,10 +91,10 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        """The first new message, and the first turn, or the first few if nobody can listen."""
+        """The first new message, and the first turn."""
         new = self.found_free or (each for each in self.all if each.is_new)
         turns = (each for each in self.all if not each.is_new)
-        return [*islice(new, 1), *nsmallest(_A_FEW if self.is_deaf else 1, turns, key=_rank_of)]
+        return [*islice(new, 1), *nsmallest(1, turns, key=_rank_of)]
 
 
 def _rank_of(one: InLine) -> tuple[int, int, str]:
@@ -229,10 +227,7 @@ class Line:
             return
         pause = _SOON
         try:
-            if one.is_new:
-                pause = self._pause_of_new(lock, one, one.store.take_turn(one.claim))
-            else:
-                pause = self._pause_after(lock, one, one.store.look(one.claim))
+            pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
             # New messages have no turn to lose. Their runs ask now, and report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
@@ -241,31 +236,33 @@ class Line:
             # Look again after any failure, too.
             self._look_within(lock, pause)
 
-    def _pause_after(self, lock: _OfOneLock, one: InLine, position: Position) -> float:
-        """Let the message come if it has to. Returns the seconds until the first turn looks again."""
-        if position.comes or position.at >= one.claim.refused_at + one.timeout * 1_000_000:
-            self._wake(one)
-            return _AT_ONCE
-        return _pause_of(position, one.claim.ttl, is_deaf=lock.is_deaf)
-
-    def _pause_of_new(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
-        """Take a turn for a new message, or let it come. Returns the seconds until the first new message asks again."""
+    def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
+        """Let the message come if it has to. Returns the seconds until the first message of its kind looks again."""
         if isinstance(answer, Conflict) and answer.rank:
-            one.is_new = False
-            one.claim.rank = one.claim.refused_at = answer.rank
-            if not self._has_turn(one, answer):
-                one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
-            lock.found_free.pop(one, None)
-            for each in islice(lock.found_free, 1):
-                # The place is not free for the others, either.
-                self.thread.put(partial(self._look, lock, each))
+            self._begin_turn(lock, one, answer)
             return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
-        if isinstance(answer, Position) and self._is_expected(one):
-            waited = clock() - lock.found_free.setdefault(one, clock())
-            return min(_AT_ONCE, max(_SHORTEST, waited / 2))
-        # Its run asks as if the message had not waited: a place is free, the line is full, or the message is a copy.
+        if isinstance(answer, Position):
+            if one.is_new and self._is_expected(one):
+                waited = clock() - lock.found_free.setdefault(one, clock())
+                return min(_AT_ONCE, max(_SHORTEST, waited / 2))
+            has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
+            if has_time and not answer.comes:
+                return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
+        # A place is free, the time is over, the line is full, or another delivery of the message runs or has run.
         self._wake(one)
         return _AT_ONCE
+
+    def _begin_turn(self, lock: _OfOneLock, one: InLine, conflict: Conflict) -> None:
+        one.is_new = False
+        # The store has looked for another run of the message now.
+        one.claim.may_be_copy = False
+        one.claim.rank = one.claim.refused_at = conflict.rank
+        if not self._has_turn(one, conflict):
+            one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
+        lock.found_free.pop(one, None)
+        for each in islice(lock.found_free, 1):
+            # The place is not free for the others, either.
+            self.thread.put(partial(self._look, lock, each))
 
     def _wake(self, one: InLine) -> None:
         # Two threads can do this at once without harm: a message is taken only once.

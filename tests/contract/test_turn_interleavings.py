@@ -92,18 +92,16 @@ class World:
         call.listens, call.left_at = True, -ON_ITS_WAY
         if call.claim.waits_here:
             self.ask(call)
-        elif not call.claim.rank:
-            self._take_turn(call)
-        elif self.store.look(call.claim).comes:
-            self._comes(call)
+        else:
+            self._look(call)
 
-    def _take_turn(self, call: Call) -> None:
-        """Its worker knows its key, so it has a turn before its run has asked."""
-        answer = self.store.take_turn(call.claim)
+    def _look(self, call: Call) -> None:
+        """Its worker knows its key, so a newcomer has a turn before its run has asked."""
+        answer = self.store.look(call.claim)
         if isinstance(answer, Conflict):
             assert self._in_line() or any(each.holds for each in self.calls), f"{call.name} waits for nobody"
             call.refused_at, call.claim = self.now, replace(call.claim, rank=answer.rank)
-        else:
+        elif answer.comes:
             self._comes(call)
 
     def leave(self, call: Call) -> None:

@@ -173,11 +173,7 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
 
 
 def position_in(reply: Sequence[Any]) -> Position:
-    word, now, *found = reply
-    if word != "looked":
-        # A run of the message has ended, or holds a place. The message comes, and learns that.
-        return Position(now, comes=True, is_near=True, free_in=0.0)
-    comes, near, free_in = found
+    _, now, comes, near, free_in = reply
     return Position(now, bool(comes), bool(near), free_in / 1_000_000)
 
 

@@ -142,13 +142,11 @@ class Store:
             return self.acquire(claim)
         return encoding.answer_in(claim.key, reply, sent_at)
 
-    def look(self, claim: Claim) -> Position:
-        """Ask whether the turn of a waiting message has come. If its call is marked as next, that mark is extended."""
-        asked = encoding.look_arguments(replace(claim, turn_for=0.0, may_be_copy=False))
-        return encoding.position_in(self.request(encoding.ACQUIRE, claim.key, asked)[0])
+    def look(self, claim: Claim) -> Position | Verdict:
+        """Ask whether a waiting message has to come; no place is taken. If its call is marked as next, extend the mark.
 
-    def take_turn(self, claim: Claim) -> Position | Verdict:
-        """Take a turn for a message whose worker listens for it; or learn in a `Position` that a place is free."""
+        A message without a `rank`, but with `turn_for`, takes a turn unless it has to come.
+        """
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 

@@ -451,7 +451,7 @@ class Turns(Contract):
         store.acquire(claim("a", task_id="holder"))
         newcomer = message("newcomer")
         with listening(store, "newcomer") as heard:
-            answer = refused(store.take_turn(newcomer))
+            answer = refused(store.look(newcomer))
             assert (answer.first.task_id, answer.is_near) == ("holder", True)
             # It is not on its way: it is there.
             self.pass_time(ON_ITS_WAY + 1)
@@ -464,7 +464,7 @@ class Turns(Contract):
         assert line_of(store) == ["later"]
 
     def test_a_newcomer_that_finds_a_place_free_leaves_nothing_and_comes(self, store: Store) -> None:
-        place = store.take_turn(message("newcomer"))
+        place = store.look(message("newcomer"))
 
         assert isinstance(place, Position)
         assert place.comes
@@ -475,14 +475,14 @@ class Turns(Contract):
         turn_of(store, "first")
         store.release(claim("a"), 1)
 
-        assert refused(store.take_turn(message("newcomer"))).first.task_id == "first"
+        assert refused(store.look(message("newcomer"))).first.task_id == "first"
         assert line_of(store) == ["first", "newcomer"]
 
     def test_a_newcomer_finds_the_turn_that_its_message_has_already(self, store: Store) -> None:
         store.acquire(claim("a"))
         first = turn_of(store, "first")
 
-        assert refused(store.take_turn(message("first"))).rank == first.rank
+        assert refused(store.look(message("first"))).rank == first.rank
         assert line_of(store) == ["first"]
 
     def test_a_turn_that_is_taken_for_a_message_which_has_gone_meanwhile_ends(self, store: Store) -> None:
@@ -500,10 +500,10 @@ class Turns(Contract):
         original = message("twice")
         granted(store.acquire(original))
         copy = replace(original, token="of the copy", may_be_copy=True)
-        assert refused(store.take_turn(copy)).is_own
+        assert refused(store.look(copy)).is_own
         store.release(original, 1, ENDED)
 
-        assert isinstance(store.take_turn(copy), Done)
+        assert isinstance(store.look(copy), Done)
         assert line_of(store) == []
 
     def test_a_holder_that_has_died_is_found_by_the_first_that_looks(self, store: Store) -> None:

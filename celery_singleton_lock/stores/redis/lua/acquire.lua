@@ -15,8 +15,8 @@
 -- @argument token     fresh for each execution.
 -- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the message's worker asks, so no place is taken. With `turn_for` the message takes a
---                     turn, unless it has to come.
+--                     `looks`: the message's worker asks, so no place is taken. A message without a rank takes a
+--                     turn by `turn_for`, unless it has to come.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname  empty if unknown.
 -- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
@@ -222,7 +222,7 @@ local function nearness()
   return is_far and 0 or 1
 end
 
-if looks and (free > #before or not words.turn_for) then
+if looks and (free > #before or this_call.rank > 0 or not words.turn_for) then
   local is_next = its_relation == 'mine' and is_coming(successor)
   begin_writing(key)
   if is_next then
