@@ -26,8 +26,6 @@ _ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 _LINGERS = 5.0
-# Channels that are subscribed before the thread listens again.
-_BATCH = 500
 _POLLIN = 1
 _NEVER = float("inf")
 
@@ -157,8 +155,8 @@ class Listener(DaemonThread):
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, False)
-        batch = dict.fromkeys([self._changed.popleft() for _ in range(min(_BATCH, len(self._changed)))])
-        for wire, commands in self._commands(batch).items():
+        changed = dict.fromkeys([self._changed.popleft() for _ in range(len(self._changed))])
+        for wire, commands in self._commands(changed).items():
             with self._losing(wire):
                 wire.send(commands)
         if self._heard or self._changed:
@@ -178,7 +176,7 @@ class Listener(DaemonThread):
         poll = original("select", "poll")()
         now = clock()
         poll.register(pipe, _POLLIN)
-        due = [self._leaves_at, now if self._changed else _NEVER]
+        due = [self._leaves_at]
         for wire in self._wires.values():
             due += [wire.due, now + wire.server.looks_every]
             if wire.connection is not None and wire.server.looks_every == _NEVER:
