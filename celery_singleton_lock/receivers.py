@@ -13,9 +13,9 @@ from celery.signals import beat_init, task_postrun, task_rejected, task_unknown,
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.definition.options import Lockable, base_in
 from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.runs.admission import remember_limits
 from celery_singleton_lock.runs.endings import look_after_workflows, unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.message import run_of
-from celery_singleton_lock.runs.policies import remember_limits
 
 MAKES_READY = "__trace__"
 """The attribute that a worker sets on a task, perhaps twice, to make the task ready to run."""

@@ -31,7 +31,6 @@ from celery_singleton_lock.runs.policies import (
     delay_of,
     end_of_joined,
     jittered,
-    longest_wait,
 )
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
@@ -69,7 +68,7 @@ def admit(run: Run) -> Phase | Ended:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit that the body needs.
-        if (longest := longest_wait(run)) < run.claim.patience:
+        if (longest := _longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
             settled = _prepare(run, policy)
@@ -137,7 +136,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     run.notes.rank = answer.rank if policy.takes_turns else 0
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, WaitsHere):
-        return _settle(run, policy, _wait(run, answer.first, fate.seconds))
+        return _settle(run, policy, _wait(run, answer.first, min(fate.seconds, _longest_wait(run))))
     return _carry_out(run, fate)
 
 
@@ -249,6 +248,37 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
     _finish_claim(claim, policy, options, notes, is_later_attempt=is_later_attempt(Context(message), notes))
     return claim
+
+
+# Waiting in a slot of the pool, while a time limit goes on.
+
+# The part of a time limit that a run may wait in its slot; the rest is for the body.
+_SHARE = 1 / 4
+_NO_LIMITS: tuple[float | None, float | None] = None, None
+_limits_of_the_worker = _NO_LIMITS
+
+
+def remember_limits(worker: Any) -> None:
+    """Keep the worker's time limits for its pool processes, which inherit them: Celery does not pass them on."""
+    global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
+    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
+
+
+def _longest_wait(run: Run) -> float:
+    """Seconds for which the run may still wait in its slot; infinite if no time limit ends it there."""
+    # For an item, the time limit of its map goes on.
+    timed = run.task
+    request = run.request
+    if run.way == "item":
+        timed = run.map
+        request = timed.request
+    # A worker chooses its limits in this order.
+    hard, soft = request.timelimit or _NO_LIMITS
+    hard = hard or timed.time_limit or _limits_of_the_worker[0]
+    soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
+    if not (hard or soft) or request.is_eager:
+        return float("inf")
+    return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
 
 
 # How a run ends without its body.

@@ -33,7 +33,7 @@ class Refused(NamedTuple):
 
 
 class WaitsHere(NamedTuple):
-    """The run waits in its slot for so many seconds at most, and then its policy is asked again."""
+    """The run waits in its slot, as its time limit allows, for so many seconds. Then its policy is asked again."""
 
     seconds: float
 
@@ -79,7 +79,7 @@ def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
     if not (run.claim.waits_here or has_lock):
         # A worker ends a requeued message that has expired.
         expires_in = until_expired(run.task, run.request.expires)
-        return WaitsHere(min(_waiting_left(run, conflict), longest_wait(run), expires_in))
+        return WaitsHere(min(_waiting_left(run, conflict), expires_in))
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 
@@ -175,37 +175,6 @@ def jittered(options: LockOptions, delay: float) -> float:
     # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
     delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
-
-
-# Waiting in a slot of the pool, while a time limit goes on.
-
-# The part of a time limit that a run may wait in its slot; the rest is for the body.
-_SHARE = 1 / 4
-_NO_LIMITS: tuple[float | None, float | None] = None, None
-_limits_of_the_worker = _NO_LIMITS
-
-
-def remember_limits(worker: Any) -> None:
-    """Keep the worker's time limits for its pool processes, which inherit them: Celery does not pass them on."""
-    global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
-    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
-
-
-def longest_wait(run: Run) -> float:
-    """Seconds for which the run may still wait in its slot; infinite if no time limit ends it there."""
-    # For an item, the time limit of its map goes on.
-    timed = run.task
-    request = run.request
-    if run.way == "item":
-        timed = run.map
-        request = timed.request
-    # A worker chooses its limits in this order.
-    hard, soft = request.timelimit or _NO_LIMITS
-    hard = hard or timed.time_limit or _limits_of_the_worker[0]
-    soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
-    if not (hard or soft) or request.is_eager:
-        return _FOR_EVER
-    return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
 
 
 # Ending with the result of another run.
