@@ -160,9 +160,10 @@ class Line:
 
     Arguments:
         come: Called in any thread with a message that has to come. *come* must not block or log.
-        has_turn: Called in the line's thread with a new message that has a turn now. False says that the message has
-            gone meanwhile.
-        is_expected: Says whether a run of this process is about to take the place that a new message finds free.
+        has_turn: Called in the line's thread with a new message that has a turn now. It returns False if the message
+            has gone meanwhile.
+        is_expected: Returns whether a run of this process is about to take the place that a new message finds free.
+            Otherwise most new messages of a burst would take a process only to be refused.
     """
 
     def __init__(

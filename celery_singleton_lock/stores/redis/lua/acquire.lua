@@ -62,7 +62,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- how long a free place is kept for the successor
+local PATIENCE = 30000000 -- how long a free place is kept for the successor, whose message may be lost
 local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
 
 ttl = tonumber(ttl)

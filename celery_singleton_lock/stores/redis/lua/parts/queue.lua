@@ -20,11 +20,11 @@
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
 local LONGEST_WALK = 80 -- tickets that one walk reads, so that it takes less than a millisecond
-local MOST_TURNS = 5000
+local MOST_TURNS = 5000 -- bounds the memory of one lock; a call beyond them has no turn, and polls
 local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
 local TIME_TO_COME = 3000000 -- the time that a message has to come once its turn was woken
-local MOST_WOKEN = 16 -- turns that are woken at once
-local TIDIED_AT_ONCE = 20
+local MOST_WOKEN = 16 -- turns that are woken at once; those that find no place are requeued for nothing
+local TIDIED_AT_ONCE = 20 -- tickets that one script tidies, so that it stays short
 
 -- How many woken turns have not come. Their worker is busy or paused, and may have the next turns too. So twice as many
 -- others are woken, and the first that comes is granted.
