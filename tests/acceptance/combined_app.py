@@ -5,12 +5,13 @@ import os
 from typing import Any
 from unittest.mock import patch
 
-from celery import chain, maybe_signature
+from celery import Task, chain, maybe_signature
 from celery.exceptions import Ignore
 from celery.worker.control import inspect_command
+from celery.worker.request import Request
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import LockLost, SingletonTask
+from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import (
     MODES,
     app,
@@ -48,16 +49,6 @@ unique = {
     )
     for policy in ("skip", "raise", "wait", "reschedule")
 }
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="replace", lock_wait_timeout=3)
-def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
-    try:
-        body(self, key, seconds, number=number)
-    except LockLost:
-        body(self, key, gate=gate, number=-number)
-        raise
-    return number
 
 
 waiting_by_mode = {
@@ -102,6 +93,32 @@ class Reports(SingletonTask):
 
 reporting = task_with("reporting", base=Reports, lock_mode="until_executed")
 ignoring = task_with("ignoring", ignore_result=True)
+
+
+class Told(Request):
+    """A request class of the user's. It tells of each failure that the main process hears of."""
+
+    def on_failure(self, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.write("told", self.args[0], self.id, error=type(exc_info.exception).__name__)
+        return super().on_failure(exc_info, *args, **kwargs)
+
+
+class Company(Task):
+    abstract = True
+    Request = f"{__name__}:Told"
+
+
+CLASSES: dict[str, tuple[Any, ...]] = {
+    "own": (SingletonTask,),
+    "behind": (SingletonTask, Company),
+    "before": (Company, SingletonTask),
+}
+told = {
+    name: task_with(
+        f"request-{name}", base=type(name, bases, {"abstract": True, **({} if Company in bases else {"Request": Told})})
+    )
+    for name, bases in CLASSES.items()
+}
 
 
 @app.task

@@ -1,4 +1,4 @@
-"""P2 and P4, nothing stuck and you are told: workers that die, stop, or lose their lease."""
+"""P2 and P4, nothing stuck and you are told: workers that die, stop, or lose their lease or their store."""
 
 import os
 import signal
@@ -12,12 +12,13 @@ from celery import VERSION
 from celery.apps import worker
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 
-from celery_singleton_lock import LockLost
+from celery_singleton_lock import LockLost, StoreError
 from celery_singleton_lock.stores.records import LockState
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP, new_call
-from tests.recorder import Event, Recorder, overlaps
+from tests.recorder import Event, Recorder
+from tests.servers import running
 from tests.waiting import until
 from tests.workers import kill_child, workers
 
@@ -42,7 +43,7 @@ def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_withi
 
 
 @pytest.mark.skipif(not hasattr(worker, "on_cold_shutdown"), reason="Celery 5.4 tells nobody of what it cuts off")
-def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earlier_call_with_its_task_id(
+def test_a_run_that_a_shutdown_cuts_off_has_no_result_of_an_earlier_call_with_its_id(
     recorder: Recorder,
 ) -> None:
     task = tasks.by_policy["skip"]
@@ -153,10 +154,29 @@ def test_a_call_that_reached_its_time_limit_stands_for_no_other_while_its_hook_r
         assert second.get(timeout=40) == 2
 
 
-def test_a_retry_that_arrives_before_its_body_has_ended_waits_for_it(recorder: Recorder) -> None:
-    with workers(APP, {}, 2):
-        # One at a time, so that others are idle and take the retry while the body still ends.
-        assert [tasks.retrying.delay(n, attempts=2, finish=0.5).get(timeout=30) for n in range(2)] == [2, 2]
+def test_the_key_of_a_killed_child_is_free_and_the_request_class_of_the_user_is_told(recorder: Recorder) -> None:
+    with workers(COMBINED, {"TEST_TTL": "60"}, concurrency=len(combined.told)):
+        for name, task in combined.told.items():
+            task.delay(name, gate="never")
+        begun = until(lambda: len(found := recorder.events("enter")) == len(combined.told) and found, "all run")
+        for event in begun:
+            kill_child(tasks.app, event)
 
-    assert overlaps(recorder.events()) == []
-    assert len(recorder.events("enter")) == 6
+        for name, task in combined.told.items():
+            until(lambda task=task, name=name: not task.lock_holders(name), f"the key of {name} is free", timeout=40)
+        told = until(lambda: len(found := recorder.events("told")) == len(combined.told) and found, "theirs is told")
+
+    assert {event.key for event in told} == set(combined.told)
+
+
+def test_calls_of_a_key_that_is_held_here_end_as_lock_on_store_error_says(recorder: Recorder) -> None:
+    task = tasks.waiting_without_store
+    with running("valkey") as store, workers(APP, {"TEST_LOCKS": store.url}):
+        holder = task.delay("k", gate="the end")
+        until(lambda: recorder.events("enter"), "it runs")
+        store.stop()
+        for result in [task.delay("k", number) for number in range(4)]:
+            with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
+                result.get(timeout=30)
+        recorder.open_gate("the end")
+        holder.forget()

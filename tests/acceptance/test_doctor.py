@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from tests.browsing import Visitor
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, free_port, running
-from tests.waiting import until
+from tests.waiting import Watch, until
 from tests.workers import Process, Worker, workers
 
 APP = "tests.acceptance.start_app"
@@ -42,8 +41,6 @@ NOWHERE = {"broker_url": "nowhere://"}
 """A broker whose workers nobody waits for."""
 AT_LEISURE = ("--timeout", "30")
 """On a machine that is busy; a store that is there, and workers that cannot be asked, take none of it."""
-BRIEFLY = ("--timeout", "2")
-"""All of it is waited for where there are workers; who asks so asks again."""
 SOON = ("--timeout", "0.1")
 """For what does not come."""
 LONG = 30.0
@@ -113,9 +110,6 @@ def on_command_line(env: dict[str, str], *arguments: str) -> Diagnosis:
     return Diagnosis(done.stdout, done.returncode)
 
 
-# All is well.
-
-
 def test_all_is_well_and_nothing_is_left(own: Server, app_of: AppOf) -> None:
     diagnosis = examined(app_of(own.url), *AT_LEISURE)
 
@@ -177,29 +171,20 @@ def test_who_may_do_no_more_than_runs_do_is_not_told_that_something_is_wrong(own
     assert "ACL SETUSER" in diagnosis.of("eviction")[1]
 
 
-# The store.
-
-
-def test_a_store_that_is_away_is_told_by_the_exit_code(app_of: AppOf) -> None:
-    port = free_port()
-
-    diagnosis = examined(app_of(f"redis://:pa55@127.0.0.1:{port}/0"), *SOON)
+@pytest.mark.parametrize("is_silent", [False, True], ids=["away", "silent"])
+def test_a_store_that_does_not_answer_is_told_by_the_exit_code_within_seconds(
+    own: Server, app_of: AppOf, *, is_silent: bool
+) -> None:
+    with Proxy(own.port) as proxy, Watch() as watch:
+        proxy.black_hole()
+        port = proxy.port if is_silent else free_port()
+        diagnosis = examined(app_of(f"redis://:pa55@127.0.0.1:{port}/0"), *SOON)
 
     assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
     assert diagnosis.unseen == ["locking", *OF_THE_SERVER, "clock", "workers", "holders"]
     assert f"127.0.0.1:{port}" in diagnosis.of("store")[1]
     assert "pa55" not in diagnosis.text
-
-
-def test_a_store_that_is_silent_keeps_the_doctor_for_seconds(own: Server, app_of: AppOf) -> None:
-    with Proxy(own.port) as proxy:
-        proxy.black_hole()
-        began = time.monotonic()
-
-        diagnosis = examined(app_of(proxy.url), *SOON)
-
-    assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
-    assert time.monotonic() - began < LONG
+    assert watch.seconds < LONG
 
 
 def test_a_wrong_password_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
@@ -340,9 +325,6 @@ def test_a_clock_that_is_wrong_is_told(app_of: AppOf, wall_clock: FakeClock, ste
     assert word in diagnosis.of("clock")[1]
 
 
-# Settings and tasks.
-
-
 def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     results = {"result_backend": "cache+memory://"}
     tasks: list[dict[str, Any]] = [{"lock_name": ["shop"]}, {"lock_on_conflict": "join", "ignore_result": True}]
@@ -354,12 +336,9 @@ def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     assert all(word in said for word in ("lock_name=['shop']", "ignore_result", "singleton_lock_ttl='30s'"))
 
 
-# Workers and holders.
-
-
 @pytest.fixture
 def threads(valkey: Server) -> Iterator[Worker]:
-    """A worker whose pool is of threads, and whose tasks were well when it began."""
+    """Its tasks were well when it began."""
     with workers(APP, env_of(), 1, "-Q", "io", pool="threads", concurrency=1) as (worker,):
         yield worker
 
@@ -371,55 +350,64 @@ def prefork(valkey: Server) -> Iterator[Worker]:
 
 
 @pytest.mark.prove
-def test_workers_that_cannot_run_what_they_may_be_given_are_told(valkey: Server, threads: Worker) -> None:
-    env = env_of({"lock_on_lost": "kill"}, task_routes={"task-0": "io"})
-
-    diagnosis = answered(lambda: on_command_line(env, *BRIEFLY))
-
+def test_what_a_worker_cannot_run_or_leaves_waiting_is_told(threads: Worker, valkey: Server) -> None:
+    diagnosis = answered(on_command_line, env_of({"lock_on_lost": "kill"}, task_routes={"task-0": "io"}))
     assert diagnosis.wrong == ["workers"]
     assert all(word in diagnosis.of("workers")[1] for word in ("task-0", "lock_on_lost='kill'", "--pool prefork"))
+
+    (said,) = answered(on_command_line, env_of({"lock_on_conflict": "wait", "time_limit": 60})).advice
+    assert all(word in said for word in ("lock_on_conflict='wait'", "1 of them", "task-0"))
+
+    env = env_of({"lock_mode": "until_executed", "time_limit": 60})
+    store = store_from_url(valkey.url.removesuffix("/0") + "/2")
+
+    def queued(number: int, seconds: float) -> str:
+        key = f"singleton:v3:{{task-0:{number:032x}}}"
+        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, cooldown=0.0)
+        return key
+
+    # One that comes due while the doctor waits for the worker, and one behind a run.
+    queued(1, -60)
+    store.acquire(Claim(queued(2, 120), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
+    assert answered(on_command_line, env).advice == []
+    for number in (3, 4):
+        queued(number, 120)
+    (said,) = answered(on_command_line, env).advice
+    store.close()
+    assert all(words in said for words in ("queued for more than a minute", "task-0 (2)", "--marks"))
 
 
 @pytest.mark.prove
 def test_locks_in_memory_are_none_for_a_pool_of_processes(app_of: AppOf, valkey: Server, prefork: Worker) -> None:
     app = app_of("memory://doctor", settings={"broker_url": valkey.url})
 
-    diagnosis = answered(lambda: examined(app, *BRIEFLY))
+    diagnosis = answered(examined, app)
 
     assert diagnosis.wrong == ["workers"]
     assert "memory://" in diagnosis.of("workers")[1]
     assert diagnosis.of("store")[0] is None
 
 
-@pytest.mark.prove
-def test_without_a_broker_nobody_can_be_asked(own: Server, app_of: AppOf) -> None:
-    app = app_of(own.url, settings={"broker_url": f"redis://:pa55@127.0.0.1:{free_port()}/0"})
-
-    diagnosis = examined(app, *AT_LEISURE)
-
-    assert (diagnosis.code, diagnosis.of("workers")[0]) == (YES, None)
-    assert "pa55" not in diagnosis.text
-
-
-def test_that_no_worker_runs_is_a_no(own: Server, app_of: AppOf) -> None:
-    app = app_of(own.url, settings={"broker_url": own.url})
-
-    diagnosis = examined(app, *SOON[:-1], "1")
-
-    assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
-    assert "start one" in diagnosis.of("workers")[1]
-
-
-@pytest.mark.parametrize("settings", [{"worker_enable_remote_control": False}, {"broker_url": "sqla+sqlite://"}])
-def test_workers_that_take_no_questions_are_not_said_to_be_missing(
-    own: Server, app_of: AppOf, settings: dict[str, Any]
+@pytest.mark.parametrize(
+    ("settings", "verdict", "timeout"),
+    [
+        # All of it is waited for, because a worker may answer.
+        ({}, False, "1"),
+        ({"worker_enable_remote_control": False}, None, "1"),
+        ({"broker_url": "sqla+sqlite://"}, None, "1"),
+        pytest.param({"broker_url": "redis://:pa55@127.0.0.1:1/0"}, None, "30", marks=pytest.mark.prove),
+    ],
+    ids=["none runs", "none may be asked", "none can be asked", "no broker"],
+)
+def test_workers_are_missing_only_if_they_could_have_answered(
+    own: Server, app_of: AppOf, settings: dict[str, Any], verdict: bool | None, timeout: str
 ) -> None:
-    app = app_of(own.url, settings={"broker_url": own.url, **settings})
+    diagnosis = examined(app_of(own.url, settings={"broker_url": own.url, **settings}), "--timeout", timeout)
 
-    diagnosis = examined(app, *SOON[:-1], "1")
-
-    assert (diagnosis.code, diagnosis.of("workers")[0]) == (YES, None)
-    assert "start one" not in diagnosis.of("workers")[1]
+    told, said = diagnosis.of("workers")
+    assert (diagnosis.code, told) == (YES if verdict is None else NO, verdict)
+    assert ("start one" in said) == (verdict is False)
+    assert "pa55" not in diagnosis.text
 
 
 def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: Server, recorder: Recorder) -> None:
@@ -429,7 +417,7 @@ def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: 
         queued = tasks.by_mode["until_executed"].delay("k")
 
         def told() -> list[str]:
-            return [each for each in examined(tasks.app, *BRIEFLY).advice if "prefetch" in each]
+            return [each for each in examined(tasks.app, "--timeout", "2").advice if "prefetch" in each]
 
         (said,) = until(told, "the worker has it", timeout=60)
         recorder.open_gate("it is examined")
@@ -449,7 +437,7 @@ def test_holders_are_told_apart_and_left_alone(prefork: Worker, recorder: Record
 
     def diagnosis() -> Diagnosis:
         def is_told() -> Diagnosis | None:
-            found = answered(lambda: examined(tasks.app, *BRIEFLY))
+            found = answered(examined, tasks.app)
             return found if "1 alive" in found.of("holders")[1] else None
 
         # That is an answer of its own, which may be later than the one to whether the worker is there.
@@ -476,36 +464,32 @@ def test_holders_are_told_apart_and_left_alone(prefork: Worker, recorder: Record
     tasks.app.control.terminate(alive.id, signal="SIGKILL")
 
 
-def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
-    """With an answer of the worker, which a machine that is busy may delay."""
-    return until(lambda: (found := examine()).of("workers")[0] is not None and found, "a worker answers", timeout=60)
+def answered(examine: Callable[..., Diagnosis], what: Any, timeout: str = "2") -> Diagnosis:
+    """With an answer of the worker, which a machine that is busy may delay: all of the time is waited for."""
+
+    def found() -> Diagnosis | None:
+        diagnosis = examine(what, "--timeout", timeout)
+        return diagnosis if diagnosis.of("workers")[0] is not None else None
+
+    return until(found, "a worker answers", timeout=60)
 
 
-def test_a_queue_that_no_worker_takes_is_told_at_once(valkey: Server, threads: Worker) -> None:
+@pytest.mark.usefixtures("threads")
+def test_a_queue_that_no_worker_takes_is_told_at_once_and_so_is_a_call_in_one(valkey: Server, app_of: AppOf) -> None:
+    nobody_takes = "no worker that has answered takes the queue"
     tasks: list[dict[str, Any]] = [{"time_limit": 60}, {"time_limit": 60}, {"time_limit": 60, "queue": "io"}]
-
-    diagnosis = answered(lambda: on_command_line(env_of(*tasks), *BRIEFLY))
-
+    diagnosis = answered(on_command_line, env_of(*tasks))
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
-    assert (
-        "no worker that has answered takes the queue 'celery', to which calls of task-0, task-1 go"
-        in diagnosis.of("workers")[1]
-    )
+    assert f"{nobody_takes} 'celery', to which calls of task-0, task-1 go" in diagnosis.of("workers")[1]
     assert "'io'" not in diagnosis.text
 
-
-def test_a_queued_call_in_a_queue_that_no_worker_takes_is_told_at_once(
-    valkey: Server, threads: Worker, app_of: AppOf
-) -> None:
     settings = {"broker_url": valkey.url, "task_routes": {"put": "io"}}
     app = app_of(f"{valkey.url.removesuffix('/0')}/2", "put", settings, lock_mode="until_executed")
-    assert answered(lambda: examined(app, *BRIEFLY)).wrong == []
+    assert answered(examined, app).wrong == []
     app.tasks["put"].apply_async(queue="oi")
-
-    diagnosis = answered(lambda: examined(app, *BRIEFLY))
-
+    diagnosis = answered(examined, app)
     assert diagnosis.wrong == ["workers"]
-    assert "no worker that has answered takes the queue 'oi', to which calls of put go" in diagnosis.of("workers")[1]
+    assert f"{nobody_takes} 'oi', to which calls of put go" in diagnosis.of("workers")[1]
 
 
 @pytest.mark.prove
@@ -515,9 +499,9 @@ def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_no
         url = f"redis://127.0.0.1:{proxy.port}/2"
         with workers(APP, env_of(singleton_lock_url=url), pool="threads", concurrency=1):
             here = env_of(singleton_lock_url=store)
-            assert answered(lambda: on_command_line(here, *BRIEFLY)).wrong == []
+            assert answered(on_command_line, here).wrong == []
             proxy.black_hole()
-            diagnosis = answered(lambda: on_command_line(here, "--timeout", "6"))
+            diagnosis = answered(on_command_line, here, "6")
 
     assert diagnosis.wrong == ["workers"]
     assert f"cannot use the store: lock store {url}" in diagnosis.of("workers")[1]
@@ -527,7 +511,7 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
     wall_clock.step("+100")
     with workers(APP, {**env_of(), **wall_clock.env}, pool="threads", concurrency=1) as (worker,):
         name = re.findall(r"(w\w{6}@\S+) ready", worker.log())[0]
-        diagnosis = answered(lambda: on_command_line(env_of(), *BRIEFLY))
+        diagnosis = answered(on_command_line, env_of())
 
     assert diagnosis.wrong == ["clock"]
     assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
@@ -564,7 +548,7 @@ def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
         until(lambda: recorder.events("enter"), "it runs", timeout=60)
 
         def is_told() -> bool:
-            found, said = answered(lambda: examined(tasks.app, *BRIEFLY)).of("holders")
+            found, said = answered(examined, tasks.app).of("holders")
             return found is verdict and words in said and ("another deployment" in said) == (verdict is not True)
 
         until(is_told, "the doctor says so", timeout=60)
@@ -573,9 +557,6 @@ def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
             # Its body goes on for half a minute.
             process.send(signal.SIGKILL)
             process.close()
-
-
-# What may surprise.
 
 
 NO_LIMIT: dict[str, Any] = {"time_limit": None}
@@ -606,8 +587,8 @@ SURPRISES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("options", "settings", "words"), SURPRISES)
-def test_what_may_surprise_is_told(own: Server, app_of: AppOf, options: Any, settings: Any, words: Any) -> None:
-    advice = examined(app_of(own.url, settings=settings, **options), *AT_LEISURE).advice
+def test_what_may_surprise_is_told(valkey: Server, app_of: AppOf, options: Any, settings: Any, words: Any) -> None:
+    advice = examined(app_of(valkey.url, settings=settings, **options), *AT_LEISURE).advice
 
     assert len(advice) == bool(words)
     assert all(word in advice[0] for word in words)
@@ -647,34 +628,3 @@ def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
     (said,) = examined(app_of(own.url), *AT_LEISURE).advice
 
     assert said.endswith("singleton_lock_prefix: somebody")
-
-
-@pytest.mark.prove
-def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None:
-    env = env_of({"lock_on_conflict": "wait", "time_limit": 60})
-
-    (said,) = answered(lambda: on_command_line(env, *BRIEFLY)).advice
-
-    assert all(word in said for word in ("lock_on_conflict='wait'", "1 of them", "task-0"))
-
-
-@pytest.mark.prove
-def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: Server, threads: Worker) -> None:
-    env = env_of({"lock_mode": "until_executed", "time_limit": 60})
-    store = store_from_url(valkey.url.removesuffix("/0") + "/2")
-
-    def queued(number: int, seconds: float) -> str:
-        key = f"singleton:v3:{{task-0:{number:032x}}}"
-        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, cooldown=0.0)
-        return key
-
-    # One that comes due while the doctor waits for the worker, and one behind a run.
-    queued(1, -60)
-    store.acquire(Claim(queued(2, 120), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
-    assert answered(lambda: on_command_line(env, *BRIEFLY)).advice == []
-    for number in (3, 4):
-        queued(number, 120)
-    (said,) = answered(lambda: on_command_line(env, *BRIEFLY)).advice
-    store.close()
-
-    assert all(words in said for words in ("queued for more than a minute", "task-0 (2)", "--marks"))

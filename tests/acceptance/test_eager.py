@@ -25,9 +25,7 @@ def messages(server: Server) -> int:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("policy", ["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"])
-def test_an_eager_replacement_by_an_equal_call_runs_under_the_lease_of_the_outer_run(
-    app: Celery, valkey: Server, policy: str
-) -> None:
+def test_an_eager_replacement_by_an_equal_call_keeps_the_lease(app: Celery, valkey: Server, policy: str) -> None:
     leases = []
 
     @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict=policy)

@@ -42,9 +42,7 @@ def run_load(env: dict[str, str], recorder: Recorder) -> None:
             worker.wait()
 
 
-def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(
-    recorder: Recorder, valkey: Server
-) -> None:
+def test_a_hundred_calls_of_four_keys_run_and_never_two_of_a_key_at_once(recorder: Recorder, valkey: Server) -> None:
     run_load({}, recorder)
 
     events = recorder.events()

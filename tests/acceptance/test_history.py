@@ -2,8 +2,7 @@
 
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,18 +13,11 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
-from tests.acceptance import app as tasks
-from tests.acceptance.conftest import APP, Operate, operated
+from tests.acceptance.conftest import operated
 from tests.browsing import Visitor
-from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
-from tests.workers import workers
 
-# For a worker on a busy machine.
-PROMPTLY = 60
 EVIL = "\x1b[31m<b>7</b>"
 
 
@@ -138,24 +130,21 @@ def test_so_many_are_kept_as_the_setting_says_and_who_reads_learns_since_when(ap
         assert operated(app)("history", *arguments).stderr == f"{shown} {kept}"
 
 
-def test_a_history_that_is_off_does_not_say_that_nothing_has_happened(app: Celery) -> None:
-    app.conf.singleton_lock_history = 0
-    skip(app)
-    counters.flush()
-    assert "(singleton_lock_history=0)" in recent(app)
+@pytest.mark.parametrize("is_off", [True, False], ids=["off", "damaged"])
+def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery, *, is_off: bool) -> None:
+    if is_off:
+        app.conf.singleton_lock_history = 0
+        skip(app)
+        counters.flush()
+    else:
+        # Damaged, or another program's.
+        store_of(app).call("SET", "singleton:v3:history", "x")
 
-
-def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(app: Celery) -> None:
-    # Damaged, or another program's.
-    store_of(app).call("SET", "singleton:v3:history", "x")
-    assert "(singleton_lock_history=500)" in recent(app)
-
-
-def recent(app: Celery) -> str:
     page = Visitor(application(app)).get().body
+
+    assert f"(singleton_lock_history={0 if is_off else 500})" in page.partition("Recent</h2>")[2]
     assert "Last hour: not known" in page
     assert "What has happened is not known" in page
-    return page.partition("Recent</h2>")[2]
 
 
 def test_what_others_have_written_hides_nothing(app: Celery) -> None:
@@ -184,43 +173,3 @@ def test_an_event_of_an_outage_is_written_once_the_store_is_back(app: Celery, va
             client.config_set("maxmemory", 0)
 
     assert [event["task_id"] for event in history(app)] == ["the-call"]
-
-
-def outcomes(operate: Operate, task: Any) -> list[tuple[str, str | None, str | None]]:
-    events = json.loads(operate("history", "--json").stdout)
-    return [(each["event"], each["outcome"], each["task_id"]) for each in events if each["task_name"] == task.name]
-
-
-def told(operate: Operate, task: Any, number: int = 1) -> Callable[[], Any]:
-    return lambda: len(outcomes(operate, task)) >= number and outcomes(operate, task)
-
-
-def test_why_did_it_not_run_last_night(operate: Operate, recorder: Recorder) -> None:
-    # A holder is told dead while its lease is still there.
-    with workers(APP, {"TEST_TTL": "10"}, concurrency=3):
-        # A call that is rescheduled and then runs is nothing unusual.
-        first = tasks.by_policy["reschedule"].delay("w", gate="it is refused")
-        until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
-        second = tasks.by_policy["reschedule"].delay("w")
-        hung = tasks.skipped.delay("k", 60.0)
-        until(lambda: len(recorder.events("enter")) == 2, "it runs", timeout=PROMPTLY)
-        with pytest.raises(TaskRevokedError):
-            tasks.skipped.delay("k").get(timeout=PROMPTLY)
-        (lease,) = store_of(tasks.app).holders(tasks.skipped.lock_key_for("k"))
-        Inventory(store_of(tasks.app)).break_lock(lease.key, [lease.token], "alice")
-        with pytest.raises(TaskRevokedError):
-            hung.get(timeout=PROMPTLY)
-        recorder.open_gate("it is refused")
-        assert [each.get(timeout=PROMPTLY) for each in (first, second)] == [0, 0]
-        killed = tasks.warned.delay("k", 60.0)
-        until(lambda: len(recorder.events("enter")) == 4, "it runs", timeout=PROMPTLY)
-        (dying,) = store_of(tasks.app).holders(tasks.warned.lock_key_for("k"))
-        os.kill(dying.pid or 0, signal.SIGKILL)
-
-        of_skipped = until(told(operate, tasks.skipped, 2), "it is told", timeout=PROMPTLY)
-        of_killed = until(told(operate, tasks.warned), "it is told", timeout=PROMPTLY)
-
-    assert ("lost", "broken", hung.id) in of_skipped
-    assert ("conflict", "skipped") in [each[:2] for each in of_skipped]
-    assert of_killed == [("holder_died", None, killed.id)]
-    assert outcomes(operate, tasks.by_policy["reschedule"]) == []

@@ -15,9 +15,7 @@ pytestmark = pytest.mark.prove
 
 
 @pytest.mark.parametrize("later", [["the last"], ["the second", "the last"]], ids=len)
-def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_on_to(
-    recorder: Recorder, later: list[str]
-) -> None:
+def test_a_joiner_follows_its_holder_to_what_replaces_that(recorder: Recorder, later: list[str]) -> None:
     task = combined.joined_handing_on
     tracking = {"TEST_TRACKING": "yes"}
     with workers("tests.acceptance.combined_app", tracking, 1, concurrency=4) as (worker,):
@@ -38,9 +36,7 @@ def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_o
 
 @pytest.mark.parametrize("end", ["killed", "ignored"])
 @pytest.mark.parametrize("by", ["retry", "replace"])
-def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_on(
-    recorder: Recorder, by: str, end: str
-) -> None:
+def test_a_joiner_runs_if_a_later_attempt_of_its_holder_leaves_no_result(recorder: Recorder, by: str, end: str) -> None:
     task, run = combined.joined_going_on, ("tests.acceptance.combined_app", {})
     with workers(*run) as (holders,), workers(*run, 1, "-Q", "joiners") as (joiners,):
         task.delay("k", 0, by, "it ends", end)
@@ -68,7 +64,7 @@ def test_a_joiner_runs_if_the_retry_of_its_holder_was_not_published(recorder: Re
     assert end == "ran" or VERSION >= (5, 7)
 
 
-def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_of_its_holder(
+def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_that_id(
     recorder: Recorder,
 ) -> None:
     task, run = tasks.by_policy["join"], ("tests.acceptance.app", {})

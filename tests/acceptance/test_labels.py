@@ -20,9 +20,12 @@ APP = "tests.acceptance.label_app"
 PROMPTLY = 30
 
 
-def test_operators_read_it_beside_the_key(operate: Operate, recorder: Recorder) -> None:
+def test_operators_read_it_beside_the_key_and_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
+    operate: Operate, recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
     queued = tasks.queued.apply_async(("k", 8), queue="nobody")
-    with workers(APP) as (worker,):
+    failing = tasks.failing, tasks.failing_in_the_queue
+    with workers(APP, concurrency=3) as (worker,):
         tasks.labelled.delay("k", 7, seconds=60.0)
         tasks.unlabelled.delay("k", 7, seconds=60.0)
         until(lambda: len(recorder.events("enter")) == 2, "they run")
@@ -30,6 +33,8 @@ def test_operators_read_it_beside_the_key(operate: Operate, recorder: Recorder) 
         head, *lines = operate("list").stdout.splitlines()
         assert "lock.label_failed" not in worker.log()
         assert "supplier 7" not in worker.log()
+        assert [task.delay("k", 7).get(timeout=PROMPTLY) for task in failing] == ["ran", "ran"]
+        told = [line for line in worker.log().splitlines() if "lock.label_failed" in line]
 
     assert rows == {
         (tasks.labelled.name, "held"): "supplier 7",
@@ -39,20 +44,13 @@ def test_operators_read_it_beside_the_key(operate: Operate, recorder: Recorder) 
     assert head.split()[:2] == ["LOCK", "LABEL"]
     assert sum("supplier" in line for line in lines) == 2
     assert queued.id in operate("list", "--wide").stdout
-
-
-@pytest.mark.parametrize("name", ["failing", "failing_in_the_queue"])
-def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(caplog: pytest.LogCaptureFixture, name: str) -> None:
-    task = getattr(tasks, name)
-    with workers(APP) as (worker,):
-        assert task.delay("k", 7).get(timeout=PROMPTLY) == "ran"
-        lines = [line for line in worker.log().splitlines() if "lock.label_failed" in line]
-
-    (line,) = lines
-    assert all(word in line for word in ("WARNING", f"key={task.lock_key_for('k', 7)} task_id=", "AttributeError"))
-    assert "lock_label" in line
-    published = [record for record in caplog.records if record.getMessage().startswith("lock.label_failed")]
-    assert len(published) == (name == "failing_in_the_queue")
+    # One whose call is queued is filled in by its publisher, too.
+    told += [text for text in caplog.messages if text.startswith("lock.label_failed")]
+    assert len(told) == 3
+    for line, task in zip(told, (*failing, failing[1]), strict=True):
+        about = (f"key={task.lock_key_for('k', 7)} task_id=", "AttributeError", "lock_label")
+        assert all(word in line for word in about)
+    assert "WARNING" in told[0]
 
 
 @pytest.mark.prove

@@ -11,7 +11,6 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
-from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.rows import Locks, call_of, call_text
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
@@ -65,9 +64,7 @@ def refused_in_the_pool(worker: Worker) -> list[str]:
     return re.findall(r"PoolWorker-\d+\] lock\.conflict .*? task_id=(\S+)", worker.log())
 
 
-def test_a_message_that_is_no_new_call_is_refused_by_its_run(
-    worker: Worker, recorder: Recorder, valkey: Server
-) -> None:
+def test_a_message_of_no_new_call_is_refused_by_its_run(worker: Worker, recorder: Recorder, valkey: Server) -> None:
     key = "no new call"
     with held(recorder, key), valkey.client() as broker:
         new = TASK.delay(key, 0)
@@ -140,16 +137,6 @@ def test_a_store_that_has_lost_all_loses_no_call(recorder: Recorder, valkey: Ser
         # The run that has lost its lock is aborted; those that wait find out by themselves.
         assert [result.get(timeout=2 * SOON) for result in results] == list(range(5))
     first.forget()
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_lock_that_is_broken_is_handed_to_the_next(recorder: Recorder) -> None:
-    key = "broken"
-    with held(recorder, key):
-        (waits,) = in_line(1, key)
-        locks = Locks(tasks.app)
-        breaking.ask(locks, breaking.Plan.of(locks.survey(TASK.lock_key_for(key))), "a test", force=True)
-        assert waits.get(timeout=SOON) == 0
 
 
 @pytest.mark.usefixtures("worker")

@@ -13,7 +13,7 @@ from celery_singleton_lock import SingletonTask
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import new_call, one_worker
-from tests.recorder import Recorder, of_key
+from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -116,12 +116,15 @@ def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_c
     assert new_call(task, key, 4, but=[tonight]).get(timeout=PROMPTLY) == 4
 
 
-def test_a_retry_does_not_meet_its_own_mark(worker: Worker, recorder: Recorder) -> None:
-    key = "retried"
-    retried = [task.delay(key, attempts=2) for task in tasks.retrying_by_mode.values()]
+def test_a_retry_waits_for_its_body_and_does_not_meet_its_own_mark(worker: Worker, recorder: Recorder) -> None:
+    by_mode = {"while_executing": tasks.retrying, **tasks.retrying_by_mode}
+    # Other processes are idle, and take the retry while the body still ends.
+    retried = [task.delay(mode, attempts=2, finish=0.5) for mode, task in by_mode.items()]
 
-    assert [result.get(timeout=PROMPTLY) for result in retried] == [2, 2, 2]
-    assert len(of_key(recorder, key, "enter")) == 9
+    assert [result.get(timeout=PROMPTLY) for result in retried] == [2] * len(by_mode)
+    events = {mode: of_key(recorder, mode) for mode in by_mode}
+    assert [sum(event.name == "enter" for event in found) for found in events.values()] == [3] * len(by_mode)
+    assert [mode for mode, found in events.items() if overlaps(found)] in ([], ["until_executing"])
 
 
 @pytest.mark.parametrize("mode", tasks.MODES)
@@ -138,9 +141,7 @@ def test_a_canvas_with_equal_members_ends(worker: Worker, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
-def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
-    valkey: Server, recorder: Recorder, mode: str
-) -> None:
+def test_a_run_in_the_only_slot_does_not_wait_for_a_queued_call(valkey: Server, recorder: Recorder, mode: str) -> None:
     task, key, queue = combined.waiting_by_mode[mode], f"one-slot-{mode}", f"one-slot-{mode}"
     # Sent by its name, as another service does, it is not marked as queued.
     first = tasks.app.send_task(task.name, (key, 1), queue=queue)

@@ -12,18 +12,19 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery.bin.celery import celery
 from celery.exceptions import TaskRevokedError
+from click.testing import CliRunner
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app as tasks
+from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP, Operate
 from tests.contract.asking import Waiter
-from tests.recorder import Recorder, overlaps
-from tests.servers import Server, free_port
+from tests.recorder import Recorder, of_key, overlaps
+from tests.servers import free_port
 from tests.waiting import until
 from tests.workers import Worker, workers
 
@@ -32,20 +33,9 @@ PROMPTLY = 40
 TTL = 6
 
 
-@pytest.fixture(params=["json", "pickle"])
-def results(valkey: Server, request: pytest.FixtureRequest) -> Celery:
-    """An app with an empty result backend, by each serializer that brings exceptions back."""
-    app = Celery("results", broker=valkey.url, backend="cache+memory://", set_as_current=False)
-    accepted = ["json", "pickle"]
-    app.conf.update(result_serializer=request.param, accept_content=accepted, singleton_lock_url=valkey.url)
-    # A process has one such memory.
-    app.backend.client.cache.clear()
-    return app
-
-
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    with workers(APP, {"TEST_TTL": str(TTL)}, concurrency=3) as (worker,):
+    with workers(combined.__name__, {"TEST_TTL": str(TTL)}, concurrency=4) as (worker,):
         yield worker
 
 
@@ -55,9 +45,6 @@ def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **
 
 def running(recorder: Recorder, number: int = 1) -> None:
     until(lambda: len(recorder.events("enter")) == number, "they run")
-
-
-# What is listed.
 
 
 def test_a_list_tells_of_a_holder_while_all_workers_are_down(operate: Operate, store: Store) -> None:
@@ -92,18 +79,28 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
         store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
     store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, cooldown=0.0)
 
-    lines = on_a_terminal("list").splitlines()
+    _, narrow, of_terminal = on_a_terminal(["list"], ["list", "--wide"]).split("LOCK ")
+    lines = f"LOCK {narrow}".splitlines()
 
     assert max(map(len, lines)) == 100
     assert all("3d6d917c…" in line and "850619f2…" in line and ":12345" in line for line in lines[1:3])
     assert all("first." in line and ".last" in line for line in lines if "first" in line)
-    for wide in (operate("list").stdout, on_a_terminal("list", "--wide")):
+    for wide in (operate("list").stdout, of_terminal):
         assert all(text in wide for text in (task_id, *keys, host, "7" * 51))
 
 
-def on_a_terminal(*arguments: str) -> str:
+COMMANDS = """
+import json, sys
+from celery.bin.celery import celery
+for command in json.loads(sys.argv[1]):
+    celery(command, standalone_mode=False)
+"""
+
+
+def on_a_terminal(*commands: list[str]) -> str:
     ours, inside = os.openpty()
-    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", *arguments]
+    all_of_it = json.dumps([["-A", APP, "singleton", *each] for each in commands])
+    command = [sys.executable, "-c", COMMANDS, all_of_it]
     with subprocess.Popen(command, stdout=inside, stdin=inside) as process:
         os.close(inside)
         shown = b""
@@ -136,9 +133,6 @@ def test_the_token_is_in_no_output(operate: Operate, store: Store) -> None:
     assert not any("secret" in done.output + done.stderr for done in said)
 
 
-# What is shown.
-
-
 def test_all_about_a_lock_is_shown(operate: Operate, store: Store) -> None:
     key = tasks.three_at_once.lock_key_for("k")
     for token in "ab":
@@ -157,9 +151,7 @@ def test_all_about_a_lock_is_shown(operate: Operate, store: Store) -> None:
     assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "cooldown", "id-w", "waiting"))
 
 
-def test_a_lock_is_found_by_its_task_or_a_beginning_of_its_name_and_the_arguments(
-    operate: Operate, store: Store
-) -> None:
+def test_a_lock_is_found_by_its_task_or_a_beginning_of_it_and_the_arguments(operate: Operate, store: Store) -> None:
     key = tasks.three_at_once.lock_key_for("k", seconds=2)
     store.acquire(claim(key, "id-1"))
     name = tasks.three_at_once.name
@@ -170,18 +162,12 @@ def test_a_lock_is_found_by_its_task_or_a_beginning_of_its_name_and_the_argument
     assert plan["asked"] == ["id-1"]
 
 
-@pytest.mark.parametrize("command", ["list", "doctor"])
-def test_an_app_that_is_not_given_is_said_as_such(command: str) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("APP", "CELERY"))}
-    done = on_command_line(env, "singleton", command)
+@pytest.mark.parametrize("command", [["list"], ["doctor"], ["show", "KEY"], ["break", "KEY"], ["history"], ["web"]])
+def test_an_app_that_is_not_given_is_said_as_such(command: list[str]) -> None:
+    done = CliRunner().invoke(celery, ["singleton", *command], env={"APP": None, "CELERY_APP": None})
 
-    assert done.returncode == USAGE
+    assert done.exit_code == USAGE
     assert "no app: give -A" in done.stderr
-
-
-def on_command_line(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "celery", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_where_nothing_is_an_answer_says_so(operate: Operate) -> None:
@@ -220,55 +206,44 @@ def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: 
     assert says in operate("show", *arguments, code=USAGE).stderr
 
 
-def test_what_became_of_a_call_is_shown(operate: Operate, worker: Worker, recorder: Recorder) -> None:
-    task = tasks.by_policy["skip"]
-    holder = task.delay("k", gate="all is shown")
-    running(recorder)
-    skipped = task.delay("k")
-    with pytest.raises(TaskRevokedError):
-        skipped.get(timeout=PROMPTLY)
-
-    goes_on = json.loads(operate("show", holder.id, "--json").stdout)
-    turned_away = json.loads(operate("show", skipped.id, "--json").stdout)
-    said = operate("show", skipped.id).stdout
-    recorder.open_gate("all is shown")
-    holder.get(timeout=PROMPTLY)
-    is_over = json.loads(operate("show", holder.id, "--json").stdout)
-
-    key = task.lock_key_for("k")
-    assert [row["key"] for row in goes_on["locks"]] == [key]
-    expected = {"state": "REVOKED", "reason": "skipped", "key": key, "holder_task_id": holder.id, "locks": []}
-    text = f"lock key={key} is held by task_id={holder.id}"
-    assert turned_away == {"task_id": skipped.id, **expected, "text": text}
-    assert all(word in said for word in ("REVOKED", "skipped", key, holder.id))
-    assert (is_over["state"], is_over["reason"], is_over["locks"]) == ("SUCCESS", None, [])
-
-
 def now_of(said: str) -> str:
     (now,) = re.findall(r"^now +(.*)$", said, re.MULTILINE)
     return str(now)
 
 
-def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
-    operate: Operate, worker: Worker, recorder: Recorder
+def test_what_became_of_a_call_is_shown_and_where_it_waits(
+    operate: Operate, worker: Worker, recorder: Recorder, store: Store
 ) -> None:
-    task = tasks.by_policy["wait"]
+    def shown(task_id: str) -> Any:
+        return json.loads(operate("show", task_id, "--json").stdout)
+
+    task, waits = tasks.by_policy["skip"], tasks.by_policy["wait"]
     key = task.lock_key_for("k")
-    holder = task.delay("k", gate="all is shown")
-    running(recorder)
-    waiter = task.delay("k")
-    until(lambda: store_of(tasks.app).survey([key])[0].waiters == 1, "it waits")
+    holder, first = (each.delay("k", gate="all is shown") for each in (task, waits))
+    running(recorder, 2)
+    skipped, waiter = task.delay("k"), waits.delay("k")
+    with pytest.raises(TaskRevokedError):
+        skipped.get(timeout=PROMPTLY)
+    until(lambda: waits.lock_state("k").waiting == 1, "it waits")
+    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
 
-    (row,) = json.loads(operate("show", waiter.id, "--json").stdout)["locks"]
-    store_of(tasks.app).mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
-    now = [now_of(operate("show", each).stdout) for each in (holder.id, waiter.id, "id-q")]
+    assert [(row["key"], row["state"]) for row in shown(holder.id)["locks"]] == [(key, "held")]
+    expected = {"state": "REVOKED", "reason": "skipped", "key": key, "holder_task_id": holder.id, "locks": []}
+    text = f"lock key={key} is held by task_id={holder.id}"
+    assert shown(skipped.id) == {"task_id": skipped.id, **expected, "text": text}
+    said = operate("show", skipped.id).stdout
+    assert all(word in said for word in ("REVOKED", "skipped", key, holder.id))
 
+    (row,) = shown(waiter.id)["locks"]
     told = row["key"], row["state"], row["task_id"], row["waiters"], row["position"]
-    assert told == (key, "waiting", waiter.id, 1, 1)
+    assert told == (waits.lock_key_for("k"), "waiting", waiter.id, 1, 1)
+    now = [now_of(operate("show", each).stdout) for each in (first.id, waiter.id, "id-q")]
     assert now == ["holds the lock", "waits for the lock, position 1 in the line", "is queued"]
-    assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
+
     recorder.open_gate("all is shown")
-    assert waiter.get(timeout=PROMPTLY) == 0
+    assert [each.get(timeout=PROMPTLY) for each in (holder, first, waiter)] == [0, 0, 0]
+    is_over = shown(holder.id)
+    assert (is_over["state"], is_over["reason"], is_over["locks"]) == ("SUCCESS", None, [])
 
 
 def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(operate: Operate, store: Store) -> None:
@@ -295,9 +270,6 @@ def test_what_is_no_number_of_seconds_is_refused(operate: Operate, words: list[s
     assert f"Invalid value for '{words[-1]}'" in operate(*words, value, code=USAGE).stderr
 
 
-# The store is away.
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"]])
 def test_a_store_that_is_away_or_none_is_told_by_the_exit_code(operate: Operate, command: list[str]) -> None:
@@ -315,10 +287,7 @@ def test_a_store_that_is_away_or_none_is_told_by_the_exit_code(operate: Operate,
     assert "pa55" not in done.stderr
 
 
-# What is broken.
-
-
-def test_a_broken_run_ends_revoked_and_names_who_asked(
+def test_a_broken_run_ends_revoked_names_who_asked_and_is_not_run_again(
     operate: Operate, worker: Worker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
@@ -343,20 +312,15 @@ def test_a_broken_run_ends_revoked_and_names_who_asked(
     shown = json.loads(operate("show", holder.id, "--json").stdout)
     assert (shown["state"], shown["reason"]) == ("REVOKED", "broken")
 
-
-def test_a_broken_run_with_automatic_retries_is_not_run_again(operate: Operate, recorder: Recorder) -> None:
-    from tests.acceptance import combined_app as combined
-
+    # Not by automatic retries either.
     task = combined.replace_autoretrying
-    with workers("tests.acceptance.combined_app"):
-        holder = task.delay("k", 1, seconds=60)
-        running(recorder)
-        operate("break", task.lock_key_for("k"), "--yes")
-        with pytest.raises(TaskRevokedError, match="broken by"):
-            holder.get(timeout=PROMPTLY)
-        assert task.delay("k", 2).get(timeout=PROMPTLY) == 2
-
-    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 2]
+    holder = task.delay("retried", 1, seconds=60)
+    running(recorder, 3)
+    operate("break", task.lock_key_for("retried"), "--yes")
+    with pytest.raises(TaskRevokedError, match="broken by"):
+        holder.get(timeout=PROMPTLY)
+    assert task.delay("retried", 2).get(timeout=PROMPTLY) == 2
+    assert [event.facts["number"] for event in of_key(recorder, "retried", "enter")] == [1, 2]
 
 
 @pytest.mark.prove
@@ -375,9 +339,7 @@ def test_force_frees_at_once_and_says_what_that_risks(operate: Operate, worker: 
 
 
 @pytest.mark.prove
-def test_who_is_only_warned_is_not_free_in_time_and_it_is_said_how_to_end_it(
-    operate: Operate, worker: Worker, recorder: Recorder
-) -> None:
+def test_how_to_end_a_run_that_is_only_warned_is_said(operate: Operate, worker: Worker, recorder: Recorder) -> None:
     holder = tasks.warned.delay("k", 60.0)
     running(recorder)
 
@@ -485,7 +447,7 @@ class Terminal:
         return self._process.returncode, self._said + said
 
 
-@pytest.mark.parametrize(("answer", "code"), [("y\n", YES), ("n\n", NO), ("\n", NO)])
+@pytest.mark.parametrize(("answer", "code"), [("y\n", YES), ("\n", NO)])
 def test_a_person_is_asked(store: Store, answer: str, code: int) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))

@@ -53,7 +53,7 @@ def test_a_burst_of_one_key_runs_one_at_a_time(recorder: Recorder, pool: str) ->
 
 
 @pytest.mark.usefixtures("broker")
-def test_a_burst_is_hardly_refused_in_the_pool_and_each_call_is_told_once_and_runs_in_its_turn(
+def test_each_call_of_a_burst_is_told_once_and_runs_in_its_turn_hardly_refused_in_the_pool(
     recorder: Recorder,
 ) -> None:
     with workers(APP, {}, 2, concurrency=2) as both:

@@ -61,9 +61,6 @@ class Parsed(HTMLParser):
         self.attributes |= {name for name, _ in attrs}
 
 
-# What is shown.
-
-
 def test_a_page_without_locks_says_so(reader: Visitor) -> None:
     reply = reader.get()
 
@@ -101,9 +98,7 @@ def test_a_call_with_a_countdown_is_due_in_its_time(reader: Visitor) -> None:
     assert re.search(r"queued in celery \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
 
 
-def test_a_lease_of_which_more_than_half_is_gone_is_not_renewed(
-    operate: Operate, reader: Visitor, store: Store
-) -> None:
+def test_a_lease_of_which_half_is_gone_is_not_renewed(operate: Operate, reader: Visitor, store: Store) -> None:
     for task, left in (tasks.skipped, 330.0), (tasks.warned, 270.0):
         lease = replace(claim(task.lock_key_for("k"), task.name, token=task.name), ttl=600.0)
         store.acquire(lease)
@@ -199,12 +194,6 @@ def test_a_browser_is_told_to_run_and_to_load_nothing(reader: Visitor, path: str
     assert headers["Cache-Control"] == "no-store"
 
 
-# The store is away.
-
-
-# Metrics.
-
-
 def test_a_queued_call_is_due_from_its_publication_though_it_expires(reader: Visitor) -> None:
     tasks.by_mode["until_executed"].apply_async(("k",), expires=600)
 
@@ -232,9 +221,6 @@ def test_a_user_who_may_not_walk_the_keys_has_the_counters(reader: Visitor, valk
     assert (page.status, "'scan'" in html.unescape(page.body)) == (503, True)
 
 
-# Methods, and the extra.
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 @pytest.mark.parametrize("path", ["/", "/locks.json"])
@@ -254,16 +240,11 @@ def test_who_has_asked_a_holder_to_stop_is_shown(reader: Visitor, store: Store) 
     assert "held asked to stop by alice@ops-1" in words_in(reader.get().body)
 
 
-def test_a_missing_extra_is_one_line_with_the_command_to_type(
-    operate: Operate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_told_with_the_command_to_type(operate: Operate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "celery_singleton_lock.web", raising=False)
     monkeypatch.setitem(sys.modules, "flask", None)
 
     assert "pip install 'celery-singleton-lock[web]'" in operate("web", code=2).stderr
-
-
-# Served by ourselves.
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
-from os import environ
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -27,8 +28,7 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-ROOT = {}
-SOON = {"TEST_VISIBILITY": "3", **ROOT}
+SOON = {"TEST_VISIBILITY": "3"}
 GATE = "it ends"
 
 
@@ -87,9 +87,7 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, 
 
 # Red once beside other tests: no `outcome=dropped` within 30 s. The next seven plays were green.
 @pytest.mark.nightly
-def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
-    impatient_broker: Any, recorder: Recorder
-) -> None:
+def test_a_message_that_waited_while_its_copy_ran_is_dropped(impatient_broker: Any, recorder: Recorder) -> None:
     with workers(APP, SOON, concurrency=1) as (busy,):
         combined.by_policy["skip"].delay("its only slot", 0, gate=GATE)
         until(lambda: runs(recorder), "it is busy")
@@ -140,40 +138,35 @@ def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorde
 @pytest.mark.prove
 # A solo pool sees a lost connection once the body has ended, so there a late acknowledgement is lost.
 @pytest.mark.parametrize(("pool", "late"), [("prefork", False), ("prefork", True), ("solo", False)])
-def test_a_lost_connection_to_the_broker_costs_no_second_run(
-    broker: str, recorder: Recorder, late: bool, pool: str
-) -> None:
+def test_a_lost_broker_connection_costs_no_second_run(broker: str, recorder: Recorder, late: bool, pool: str) -> None:
     task = combined.late["skip"] if late else combined.by_policy["skip"]
-    with Proxy(port_of(broker)) as proxy:
-        behind = broker.replace(str(port_of(broker)), str(proxy.port))
-        with workers(APP, {**ROOT, "TEST_BROKER": behind}, pool=pool):
-            result = task.delay("k", 1, 4)
-            until(lambda: runs(recorder), "it runs")
-            proxy.cut()
+    with behind_a_proxy(broker) as (proxy, url), workers(APP, {"TEST_BROKER": url}, pool=pool):
+        result = task.delay("k", 1, 4)
+        until(lambda: runs(recorder), "it runs")
+        proxy.cut()
 
-            assert result.get(timeout=30) == 1
-            assert task.delay("other").get(timeout=30) == 0
+        assert result.get(timeout=30) == 1
+        assert task.delay("other").get(timeout=30) == 0
 
     assert len([run for run in runs(recorder) if run.run == result.id]) == 1
     assert result.state == "SUCCESS"
 
 
 @pytest.mark.parametrize("children", [1, 2])
-def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
-    rabbit: str, recorder: Recorder, children: int
-) -> None:
+def test_a_run_that_ends_without_its_broker_does_not_run_again(rabbit: str, recorder: Recorder, children: int) -> None:
     tasks.app.conf.broker_url = rabbit
     tasks.app.control.purge()
-    with Proxy(port_of(rabbit)) as proxy:
-        behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
-        with workers(APP, {**ROOT, "TEST_BROKER": behind}, concurrency=children) as (worker,):
-            result = combined.late["skip"].delay("k", 1, 2)
-            until(lambda: runs(recorder), "it runs")
-            proxy.reset()
-            assert result.get(timeout=40) == 1
-            proxy.forward()
+    with (
+        behind_a_proxy(rabbit) as (proxy, url),
+        workers(APP, {"TEST_BROKER": url}, concurrency=children) as (worker,),
+    ):
+        result = combined.late["skip"].delay("k", 1, 2)
+        until(lambda: runs(recorder), "it runs")
+        proxy.reset()
+        assert result.get(timeout=40) == 1
+        proxy.forward()
 
-            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
+        until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
 
     assert len(runs(recorder)) == 1
     assert result.state == "SUCCESS"
@@ -198,7 +191,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder,
 def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
     with (
-        workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,),
+        workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,),
         valkey.client() as broker,
     ):
         result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
@@ -216,7 +209,7 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorde
 
 def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.HangingStarted+{valkey.url.removesuffix('/0')}/1"
-    with workers(APP, {**ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}):
+    with workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}):
         result = combined.late["skip"].apply_async(("k", 1), soft_time_limit=1)
         with pytest.raises(SoftTimeLimitExceeded):
             result.get(timeout=60)
@@ -225,9 +218,7 @@ def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(record
     assert combined.late["skip"].lock_holders("k", 1) == []
 
 
-def test_a_waiting_message_that_comes_again_runs_once_though_the_broker_does_not_say_so(
-    recorder: Recorder, valkey: Server
-) -> None:
+def test_a_waiting_message_that_comes_again_unmarked_runs_once(recorder: Recorder, valkey: Server) -> None:
     # With SQS and a queue of its own visibility timeout, which nobody has told us.
     task = tasks.by_policy["reschedule"]
     with workers("tests.acceptance.app", concurrency=1) as (worker,), valkey.client() as broker:
@@ -270,7 +261,7 @@ def test_of_copies_that_never_meet_one_runs(recorder: Recorder, valkey: Server, 
         for number in range(2):
             message["properties"]["delivery_tag"] = f"tag {number}"
             broker.lpush("celery", json.dumps(message))
-    with workers(APP, {**ROOT}, pool=pool, concurrency=1) as (worker,):
+    with workers(APP, {}, pool=pool, concurrency=1) as (worker,):
         assert result.get(timeout=40) == 1
         until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped")
 
@@ -283,8 +274,11 @@ def broker_is_empty() -> bool:
         return not client.llen("celery") and not client.hlen("unacked")
 
 
-def port_of(broker: str) -> int:
-    return int(broker.split("127.0.0.1:")[1].split("/", maxsplit=1)[0])
+@contextmanager
+def behind_a_proxy(broker: str) -> Iterator[tuple[Proxy, str]]:
+    port = str(urlsplit(broker).port)
+    with Proxy(int(port)) as proxy:
+        yield proxy, broker.replace(port, str(proxy.port))
 
 
 UNLOCKED = "it has run without a lock"
@@ -303,13 +297,11 @@ def copies() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("fault", "later"), [*copies()])
-def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_lease(
-    recorder: Recorder, valkey: Server, fault: str, later: int
-) -> None:
+def test_a_copy_after_the_end_is_dropped(recorder: Recorder, valkey: Server, fault: str, later: int) -> None:
     task = combined.late_and_warned
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
-        with workers(APP, {**ROOT, **settings}) as (worker,):
+        with workers(APP, settings) as (worker,):
             if fault == UNLOCKED:
                 proxy.black_hole()
             result = task.delay("k", 1, gate=GATE)
@@ -335,7 +327,7 @@ def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_l
 def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Recorder, valkey: Server) -> None:
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
-        with workers(APP, {**ROOT, **settings}) as (worker,):
+        with workers(APP, settings) as (worker,):
             result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
             until(lambda: runs(recorder), "it runs")
             unacked = delivered(broker)
@@ -355,9 +347,7 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
     assert tasks.app.AsyncResult(result.id).state == "FAILURE"
 
 
-def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowledged(
-    recorder: Recorder, valkey: Server
-) -> None:
+def test_a_run_that_has_yet_to_begin_as_the_worker_stops_is_acknowledged(recorder: Recorder, valkey: Server) -> None:
     task = combined.late["skip"]
     with workers(APP, concurrency=1) as (worker,), valkey.client() as client:
         task.delay("first").get(timeout=30)
@@ -377,9 +367,6 @@ def test_a_run_that_its_process_has_yet_to_begin_as_the_worker_stops_is_acknowle
         assert (client.llen("celery"), client.hlen("unacked")) == (0, 0), "it would run again"
 
 
-# A broadcast queue: the runs of siblings are no copies.
-
-
 # In a process of its own, because the queues of the app are those of the whole process.
 KEY = "broadcast"
 PUBLISH = """
@@ -394,11 +381,11 @@ print(broadcast_app.skipped.apply_async(("broadcast", 1, 3), **everybody).id)
 
 
 @pytest.mark.prove
-def test_siblings_of_a_run_are_skipped_and_publish_nothing(broker: str, recorder: Recorder) -> None:
-    with workers("tests.acceptance.broadcast_app", {"TEST_BROKER": broker}, 3, concurrency=1) as three:
+@pytest.mark.usefixtures("broker")
+def test_siblings_of_a_run_are_skipped_and_publish_nothing(recorder: Recorder) -> None:
+    with workers("tests.acceptance.broadcast_app", {}, 3, concurrency=1) as three:
         command = [sys.executable, "-c", PUBLISH]
-        env = {**environ, "TEST_BROKER": broker}
-        task_id = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+        task_id = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
         # RabbitMQ still has what an earlier test has left, and Celery says more of a message than that it came.
         until(lambda: of_key(recorder, KEY, "leave"), "it has run")
         until(lambda: all(worker.log().count(task_id) > 1 for worker in three), "each has had it")

@@ -34,8 +34,6 @@ def key_of(name: str, number: int = 0) -> str:
     return f"singleton:v3:{{{name}:{number:032x}}}"
 
 
-# Unreadable keys.
-
 FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
     "text": lambda redis, key: redis.set(key, "x"),
     "list": lambda redis, key: redis.rpush(key, "x"),
@@ -106,7 +104,7 @@ def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(operate
     assert all(task_id in planned for task_id in ages)
 
 
-def test_a_queued_call_has_its_task_though_no_worker_has_imported_it(
+def test_a_queued_call_has_its_task_before_its_import(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "late_app.py").write_text(
@@ -209,8 +207,6 @@ def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate
         assert [turn.task_id for turn in store.survey([KEY])[0].turns] == ["id-living"]
 
 
-# How a lock, or a call, is named.
-
 NAMES = {name: (["id-of-a-call"], ["queued"]) for name in (KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…")}
 # A call alone leaves the marks of others.
 NAMES |= dict.fromkeys(("id-of-a-call", "id-of", "id-of-a…"), (["id-of-a-call"], [])) | {"behi": ([], ["queued"])}
@@ -229,9 +225,7 @@ def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Sto
 
 
 @pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])
-def test_what_is_ambiguous_or_empty_is_refused_and_says_which(
-    operate: Operate, store: Store, command: list[str]
-) -> None:
+def test_what_is_ambiguous_or_empty_is_refused(operate: Operate, store: Store, command: list[str]) -> None:
     for number in (1, 2):
         store.acquire(Claim(key_of("shop", number), "t", 60.0, facts=Facts(f"id-{number}")))
 

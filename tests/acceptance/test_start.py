@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.waiting import until
 from tests.workers import Process
 
 APP = "tests.acceptance.start_app"
-BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
+OURS = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler")
 
 
 def env_of(*tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
@@ -74,38 +74,32 @@ class Starting(Process):
 
 
 @pytest.fixture
-def worker() -> Iterator[Callable[..., Starting]]:
-    started: list[Starting] = []
+def started() -> Iterator[Callable[..., Starting]]:
+    with ExitStack() as ends:
 
-    def start(env: dict[str, str], pool: str = "prefork", *more: str) -> Starting:
-        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--concurrency", "1")
-        started.append(Starting(env, "worker", "--pool", pool, *quiet, *more))
-        return started[-1]
+        def start(*command: Any) -> Starting:
+            process = Starting(*command)
+            ends.callback(process.close)
+            return process
 
-    yield start
-    for process in started:
-        process.close()
+        yield start
 
 
 @pytest.fixture
-def beat(tmp_path: Path) -> Iterator[Callable[..., Starting]]:
-    started: list[Starting] = []
+def worker(started: Callable[..., Starting]) -> Callable[..., Starting]:
+    quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--concurrency", "1")
+    return lambda env, pool="prefork": started(env, "worker", "--pool", pool, *quiet)
 
-    def start(env: dict[str, str]) -> Starting:
-        started.append(Starting(env, "beat", *BEAT, "--schedule", str(tmp_path / "schedule")))
-        return started[-1]
 
-    yield start
-    for process in started:
-        process.close()
+@pytest.fixture
+def beat(started: Callable[..., Starting], tmp_path: Path) -> Callable[..., Starting]:
+    schedule = ("--pidfile", "", "--schedule", str(tmp_path / "schedule"))
+    return lambda env, *scheduler: started(env, "beat", *schedule, *(scheduler or OURS))
 
 
 @pytest.fixture(params=["worker", "beat"])
 def start(request: pytest.FixtureRequest) -> Start:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
-
-
-# Faults that stop the start.
 
 
 FAULTY: list[dict[str, Any]] = [
@@ -139,22 +133,17 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
     assert len(lines) == 10
 
 
-def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
+def test_celerys_own_beat_is_refused_with_a_faulty_task(beat: Callable[..., Starting], valkey: Server) -> None:
     env = env_of({"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
-    process = Starting(env, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
-    try:
-        lines = process.refused()
-    finally:
-        process.close()
+
+    lines = beat(env, "--scheduler", "celery.beat:PersistentScheduler").refused()
 
     assert len(lines) == 2
     for words in ("task-0: lock_on_conflict='skpi'", "task-1: there is no option lock_tll"):
         assert [line for line in lines if words in line]
 
 
-def test_a_task_with_options_of_ours_and_without_the_base_is_a_warning(
-    valkey: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_options_of_ours_without_the_base_are_a_warning(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(valkey.url)
 
     @app.task(name="bare", shared=False, lock_key=("a",), lock_ttl=10)
@@ -167,9 +156,7 @@ def test_a_task_with_options_of_ours_and_without_the_base_is_a_warning(
     assert f"{__file__}:{bare.run.__code__.co_firstlineno}) has lock_key, lock_ttl and no base=" in record.getMessage()
 
 
-def test_an_option_that_annotations_give_to_every_task_is_no_warning(
-    valkey: Server, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_option_for_every_task_is_no_warning(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     app = app_of(valkey.url)
     app.conf.task_annotations = {"*": {"lock_ttl": 10}}
 
@@ -219,10 +206,6 @@ def test_kill_is_refused_by_a_worker_that_gets_the_task(
     assert set(app.amqp.queues.consume_from) == set(queues or ["celery"])
 
 
-def test_kill_starts_with_prefork(valkey: Server) -> None:
-    check_worker(app_of(valkey.url, lock_on_lost="kill"), "prefork")
-
-
 class Base(BasePool):
     """A pool from nothing."""
 
@@ -245,6 +228,11 @@ def made(*args: Any, **kwargs: Any) -> prefork.TaskPool:
     return prefork.TaskPool(*args, **kwargs)
 
 
+@pytest.mark.parametrize(("pool", "options"), [(Children, {}), ("prefork", {"lock_on_lost": "kill"})])
+def test_a_pool_that_hands_tasks_over_as_celerys_does_starts(valkey: Server, pool: Any, options: Any) -> None:
+    check_worker(app_of(valkey.url, **options), pool)
+
+
 @pytest.mark.parametrize("pool", [Base, Threads, Mixed, made])
 def test_a_pool_that_is_none_of_celerys_is_refused(valkey: Server, caplog: pytest.LogCaptureFixture, pool: Any) -> None:
     app = app_of(valkey.url)
@@ -254,10 +242,6 @@ def test_a_pool_that_is_none_of_celerys_is_refused(valkey: Server, caplog: pytes
 
     (line,) = [text for text in caplog.messages if "lock.misconfigured: " in text]
     assert all(words in line for words in (pool.__name__, "without the lock", "--pool prefork, threads", "task"))
-
-
-def test_a_pool_that_hands_tasks_over_as_celerys_does_starts(valkey: Server) -> None:
-    check_worker(app_of(valkey.url), Children)
 
 
 def test_locks_in_memory_are_refused_before_a_pool_of_processes_starts(caplog: pytest.LogCaptureFixture) -> None:
@@ -279,16 +263,10 @@ def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey
     assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat", "'redis://localhost:6379/0'"))
 
 
-# What may pass.
-
-
 @contextmanager
 def closed() -> Iterator[tuple[str, Callable[[], Any]]]:
-    server = Server("valkey")
-    try:
+    with closing(Server("valkey")) as server:
         yield server.url, server.start
-    finally:
-        server.close()
 
 
 @contextmanager
@@ -358,9 +336,6 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
     assert process.lines("lock.misconfigured") == []
 
 
-# A project that never imports the library.
-
-
 UNAWARE = "tests.acceptance.unaware_app"
 LOADED = """
 import atexit, runpy, sys
@@ -401,18 +376,12 @@ def test_our_command_takes_the_options_that_an_app_adds_to_each() -> None:
 
 
 def test_a_worker_whose_project_never_imports_us_tells_of_an_option_without_the_base(valkey: Server) -> None:
-    worker = Process(UNAWARE, {}, "worker", "--pool", "solo", "--without-gossip")
-    try:
+    with closing(Process(UNAWARE, {}, "worker", "--pool", "solo", "--without-gossip")) as worker:
         until(lambda: " ready." in worker.log(), "it is ready", timeout=60)
         assert "lock.no_base: task bare (" in worker.log()
-    finally:
-        worker.close()
 
 
 def test_a_quiet_beat_whose_project_never_imports_us_is_checked(valkey: Server, tmp_path: Path) -> None:
     command = ("--quiet", "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
-    beat = Process(UNAWARE, {"TEST_LOCKS": "memory://"}, *command)
-    try:
+    with closing(Process(UNAWARE, {"TEST_LOCKS": "memory://"}, *command)) as beat:
         until(lambda: "lock.misconfigured: " in beat.log(), "it is refused", timeout=60)
-    finally:
-        beat.close()

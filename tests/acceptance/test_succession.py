@@ -48,17 +48,6 @@ def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(worker: Worker,
     assert overlaps(of_key(recorder, key)) == []
 
 
-def test_a_replaced_run_with_automatic_retries_is_not_run_again(worker: Worker, recorder: Recorder) -> None:
-    task, key = combined.replace_autoretrying, "autoretrying"
-    first = running(recorder, task, key, 1, seconds=30)
-    second = task.delay(key, 2, seconds=2)
-
-    assert second.get(timeout=PROMPTLY) == 2
-    with pytest.raises(TaskRevokedError, match=second.id):
-        first.get(timeout=PROMPTLY)
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 2]
-
-
 @contextmanager
 def absent(worker: Worker) -> Iterator[None]:
     """Messages that this worker has to take, or has taken and keeps for later, do not come."""
@@ -70,34 +59,7 @@ def absent(worker: Worker) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
-def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older_one_names_a_newer_one(
-    worker: Worker, recorder: Recorder, policy: str
-) -> None:
-    # The one that is replaced cleans up until its gate opens.
-    task, seconds = (combined.by_policy["rerun"], 0) if policy == "rerun" else (combined.cleans_up, 60)
-    key = f"three-{policy}"
-    holder = running(recorder, task, key, 1, seconds=seconds, gate=key)
-    second = met(worker, recorder, task.delay(key, 2))
-    third = met(worker, recorder, task.delay(key, 3))
-    newest = task.delay(key, 4)
-
-    with pytest.raises(TaskRevokedError, match=f"{third.id}|{newest.id}"):
-        second.get(timeout=PROMPTLY)
-    with pytest.raises(TaskRevokedError, match=newest.id):
-        third.get(timeout=PROMPTLY)
-    assert (third.result.holder_task_id, third.result.reason) == (newest.id, "superseded")
-    recorder.open_gate(key)
-    assert newest.get(timeout=PROMPTLY) == 4
-    holder.get(timeout=PROMPTLY, propagate=False)
-    # A run that cleans up has a negative number.
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter") if event.facts["number"] > 0] == [1, 4]
-    assert overlaps([event for event in of_key(recorder, key) if event.facts.get("number", 1) > 0]) == []
-
-
-@pytest.mark.parametrize("policy", ["rerun", "replace"])
-def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_it(
-    recorder: Recorder, policy: str
-) -> None:
+def test_an_older_call_that_comes_after_the_newest_has_run_names_it(recorder: Recorder, policy: str) -> None:
     task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
     with workers(APP, concurrency=2), workers(APP, {}, 1, "-Q", "away", concurrency=2) as (away,):
         holder = running(recorder, task, key, 1, seconds=0 if policy == "rerun" else 60, gate=key)

@@ -72,7 +72,7 @@ class Told:
     events: list[dict[str, Any]] = field(default_factory=list)
     metrics: set[str] = field(default_factory=set)
     columns: dict[str, set[str]] = field(default_factory=dict)
-    history: set[str] = field(default_factory=set)
+    history: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass
@@ -117,7 +117,8 @@ class Night:
                 self.told.metrics.add(re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", name))
 
     def remember(self) -> None:
-        self.told.history.update(event["event"] for event in self.look("history", "history"))
+        told = self.look("history", "history")
+        self.told.history |= {(each["event"], each["task_id"]): each["outcome"] for each in told}
 
     # What happens.
 
@@ -317,7 +318,11 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         # Events that could not be counted while the store was full are counted later.
         with suppress(AssertionError):
             until(lambda: night.scrape() or told.metrics >= LISTED, "all is counted", timeout=PROMPTLY)
-            until(lambda: night.remember() or told.history >= KEPT, "all is kept", timeout=PROMPTLY)
+            until(
+                lambda: night.remember() or {event for event, _ in told.history} >= KEPT,
+                "all is kept",
+                timeout=PROMPTLY,
+            )
         night.is_cut_off()
         beat.close()
         told.lines += night.lines()
@@ -369,4 +374,15 @@ def test_each_command_writes_the_columns_of_the_docs(told: Told) -> None:
     columns["list"] = {*json.loads(example)[0], *re.findall(r"`(\w+)`", rare)}
 
     assert told.columns == columns
-    assert told.history == KEPT
+
+
+def test_the_history_names_the_calls_of_which_the_log_tells_something_unusual(told: Told) -> None:
+    logged = {(line["lock_event"].removeprefix("lock."), line.get("task_id")) for line in told.lines}
+
+    assert {event for event, _ in told.history} == KEPT
+    assert {*told.history} - logged == set()
+    # Not of those that waited, joined another or were parked.
+    assert {outcome for (event, _), outcome in told.history.items() if event == "conflict"} <= {
+        "skipped",
+        "unpublished",
+    }

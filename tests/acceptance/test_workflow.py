@@ -115,7 +115,7 @@ def test_a_result_that_is_forgotten_at_once_ends_no_less(recorder: Recorder) -> 
         *(pytest.param(kind, marks=pytest.mark.prove) for kind in ("failing last", "group", "chord", "failing chord")),
     ],
 )
-def test_a_body_that_goes_on_after_its_workflow_has_ended_keeps_its_key_and_nobody_from_publishing(
+def test_a_body_that_outlives_its_workflow_keeps_its_key_and_nobody_from_publishing(
     recorder: Recorder, kind: str
 ) -> None:
     task = workflow_app.workflow

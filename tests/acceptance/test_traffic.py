@@ -1,9 +1,10 @@
-"""Events for monitors: a worker sends ours if, and while, it sends those of tasks."""
+"""What runs cost: two commands to the store and no key, and no event unless the worker sends those of tasks."""
 
 import pytest
 from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import app as tasks
+from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP
 from tests.monitor import Monitor
 from tests.recorder import Recorder
@@ -15,6 +16,7 @@ from tests.workers import workers
 PROMPTLY = 60
 # As their routing keys, which are in the names of the channels.
 OURS = "lock.conflict", "task.revoked"
+LOCKS = 2
 
 
 def skip_some(number: int) -> None:
@@ -55,3 +57,22 @@ def test_events_are_sent_if_and_while_the_worker_sends_those_of_tasks(valkey: Se
         assert [len(monitor.about(each)) for each in OURS] == [3, 3]
         recorder.open_gate("all are skipped")
         holder.get(timeout=PROMPTLY)
+
+
+def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(valkey: Server) -> None:
+    late, early = combined.late["skip"], combined.by_policy["skip"]
+    # A long ttl: a machine that pauses causes no renewal.
+    with workers(combined.__name__, {"TEST_TTL": "60"}, concurrency=1):
+        # The first one brings the scripts.
+        assert early.delay("warm", 1).get(timeout=PROMPTLY) == 1
+        with Monitor(valkey, LOCKS) as overheard:
+            results = {task: task.delay("k", 2) for task in (late, early)}
+            assert [result.get(timeout=PROMPTLY) for result in results.values()] == [2, 2]
+            # The only child has done with them when it begins the other.
+            assert early.delay("end", 3).get(timeout=PROMPTLY) == 3
+            until(lambda: overheard.about(early.lock_key_for("end")), "all of it is heard")
+
+    assert [len(overheard.about(task.lock_key_for("k"), each.id)) for task, each in results.items()] == [2, 2]
+    with valkey.client(LOCKS) as locks:
+        kept = [key for key in locks.scan_iter("*") if "{" in key or locks.type(key) != "hash"]
+    assert kept == []
