@@ -46,11 +46,12 @@ def one_url(given: Any) -> str:
             f"sentinel:// and singleton_lock_replicas: see {DOCS}how-to/topologies/. A majority of independent masters "
             "gives a lock to two holders as soon as one of them loses its data or has its clock set"
         )
-    if not isinstance(given, str):
+    if not isinstance(given, str) or not given.strip():
         # Do not quote the value, which may have a password.
+        what = "an empty text" if isinstance(given, str) else f"a {type(given).__name__}"
         raise ConfigurationError(
-            f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
-            "'redis://localhost:6379/0'"
+            f"singleton_lock_url=<{what}> is not allowed: give one URL as text, such as 'redis://localhost:6379/0'; "
+            "None stands for the Redis of the result backend or the broker"
         )
     return given.strip()
 

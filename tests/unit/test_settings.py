@@ -176,8 +176,9 @@ SCHEMES += ("redis+cluster://", "rediss+cluster://", "memory://")
 UNREADABLE = ("singleton_lock_url cannot be read", "redis://user:password@host:port/database", "percent-encoded")
 SEVERAL = ("singleton_lock_url", "majority", "two holders", "give one URL", "sentinel://", "/topologies/")
 URLS: dict[str, tuple[list[Any], tuple[str, ...]]] = {
-    "no scheme": (["", "locks", "//locks/0"], ("singleton_lock_url: unknown scheme ''",)),
+    "no scheme": (["locks", "//locks/0"], ("singleton_lock_url: unknown scheme ''",)),
     "another scheme": ([f"amqp://user:{SECRET}@locks/0", "http://a", "memcached://a"], ("unknown scheme '", *SCHEMES)),
+    "empty": (["", " "], ("singleton_lock_url=<an empty text>", "give one URL as text", "result backend")),
     "several": (
         [
             [f"redis://:{SECRET}@one/0", "redis://two/0"],
