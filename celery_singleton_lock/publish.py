@@ -55,7 +55,7 @@ _MEMORY = 1.0
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
-_WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
+_WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
 # Celery publishes a call with one of these inside other work. An error here would let a canvas or the result of a retry
 # hang, so the call is sent, and fails in the worker.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
@@ -201,11 +201,9 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
             text = "no lock key can be made (%s)"
             log.write(logging.WARNING, "lock.unmarked", text, problem, task=task.name, task_id=sent.id)
         return sent
-    call = _QueuedCall(task, key, noted, has_own_id=bool(options.get("task_id")))
     # A main process makes no label, because that runs user code.
-    call.label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    # A caller may use an id of its own again; the publication tells the two calls apart.
-    call.published = notes.first_published if call.has_own_id or wanted.newest_wins else 0
+    label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
+    call = _QueuedCall(task, key, notes, noted, label, has_own_id=bool(options.get("task_id")))
     return _ending_its_mark(task, key, call.publish(send))
 
 
@@ -281,25 +279,29 @@ def _is_body_of_chord(task_id: Any) -> bool:
 class _QueuedCall:
     """A call that is published only if no other call stands for it."""
 
-    label = ""
-    published = 0
-
-    def __init__(self, task: Any, key: str, options: dict[str, Any], *, has_own_id: bool) -> None:
+    def __init__(
+        self, task: Any, key: str, notes: Notes, options: dict[str, Any], label: str, *, has_own_id: bool
+    ) -> None:
         self.task = task
         self.wanted: LockOptions = task.lock_options
         self.store = store_of(task.app)
         self.key = key
         self.options = options
-        self.task_id = text_of(options["task_id"])
+        self.label = label
+        self.task_id = notes.task_id
         self.has_own_id = has_own_id
+        # A caller may use an id of its own again; the publication tells the two calls apart.
+        self.published = notes.first_published if has_own_id or self.wanted.newest_wins else 0
         self.is_retry = bool(options.get("retries"))
         self.sent: PublishMode = self._mode()
 
     def _mode(self) -> PublishMode:
         """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
+        options = self.options
+        is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
         # The body of a chord always has an id, which its chord chose.
-        is_waited_for = any(map(self.options.get, _WAITED_FOR)) or (self.has_own_id and _is_body_of_chord(self.task_id))
-        if DUE_HEADER in self.options["headers"] or not is_waited_for:
+        is_waited_for = is_waited_for or (self.has_own_id and _is_body_of_chord(self.task_id))
+        if not is_waited_for or DUE_HEADER in options["headers"]:
             return ""
         # A retry is older than whatever is queued by now.
         return "over" if self.is_retry else "anyway"
@@ -441,8 +443,11 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """Seconds until the mark ends; from due time to `expires`, 0 if `lock_queue_ttl` is shorter; until due time."""
-    moments = filter(None, (options.get("countdown"), options.get("eta")))
-    due_in = max(0.0, *(seconds_until(task, moment) for moment in moments), 0.0)
+    # Celery reads `eta` only without `countdown`.
+    due = options.get("countdown") or options.get("eta")
+    due_in = max(0.0, seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl
-    seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
-    return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0, due_in
+    expires = options.get("expires", task.expires)
+    if expires is None or (left := until_expired(task, expires)) >= longest:
+        return longest, 0.0, due_in
+    return left, max(0.0, left - due_in), due_in

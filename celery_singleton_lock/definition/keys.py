@@ -183,8 +183,11 @@ class KeyMaker:
         """The lock key of a call; the errors of a pydantic model propagate."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
-                values = [_WRITERS[type(args[position])](args[position]) for position in self._positions]
-                return _key(prefix, self._name, self._text % tuple(values))
+                values = []
+                for position in self._positions:
+                    value = args[position]
+                    values.append(_WRITERS[type(value)](value))
+                return _key(prefix, self._name, self._text % (*values,))
             except (KeyError, ValueError):
                 # See `_text_of`.
                 pass

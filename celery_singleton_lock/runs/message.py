@@ -109,10 +109,11 @@ class Notes:
             return notes
         if written is None:
             return notes
-        if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
+        if type(written) is not dict or list(map(type, written.values())) != list(map(_TYPES.get, written)):
             written = _known_in(written)
         vars(notes).update(written)
-        return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
+        is_of_another = task_id is not None and notes.task_id and notes.task_id != task_id
+        return cls() if is_of_another and notes.task_id != str(task_id) else notes
 
     def header(self) -> dict[str, Any]:
         written = {name: value for name, value in vars(self).items() if value}

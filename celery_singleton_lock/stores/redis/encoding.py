@@ -130,7 +130,7 @@ def _words_of(claim: Claim) -> str:
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
     """The mark of a queued call, without its end and its task id."""
     numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
-    return _SEPARATOR.join([label, queue, numbers]).rstrip(_SEPARATOR)
+    return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 
 
 def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[str]:
@@ -186,9 +186,8 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
 
 
 def mark_in(key: str, reply: Any) -> Marked | Holder:
-    match reply:
-        case ["marked", sooner]:
-            return Marked(sooner / 1_000_000)
+    if reply[0] == "marked":
+        return Marked(reply[1] / 1_000_000)
     return conflict_in(key, reply).first
 
 

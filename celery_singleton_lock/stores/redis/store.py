@@ -228,9 +228,10 @@ class Store:
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
             words += f" due_in={milliseconds(due_in)} within={milliseconds(within)}"
-        times = {"lasts": milliseconds(seconds), "cooldown": milliseconds(cooldown)}
-        about = encoding.mark_text(label, queue, published, due_for)
-        arguments = encoding.MARK_QUEUED.arguments(task_id=task_id, **times, words=words, about=about)
+        # By position, as in `acquire_arguments`.
+        arguments = [task_id, milliseconds(seconds), milliseconds(cooldown), words]
+        if about := encoding.mark_text(label, queue, published, due_for):
+            arguments.append(about)
         return encoding.mark_in(key, self.request(encoding.MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0])
 
     def unmark(
