@@ -43,7 +43,7 @@ _RENEWAL_BOUND = 2.0
 class SingletonRequest(Request):
     """A request for a `SingletonTask`, in the main process."""
 
-    is_kept_alive = False
+    is_looked_after = False
     _accepted_at = float("inf")
     # The place of a dead child, until its death is told.
     _held_at_death: Holder | None = None
@@ -63,10 +63,13 @@ class SingletonRequest(Request):
         # Celery's `time_start` is on the wall clock, which may be set.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
-        if not self.is_kept_alive and self._runs_in_a_child():
-            with suppress(SingletonLockError):
-                child_lease_renewer.start(self.task.lock_options.ttl)
-                type(self).is_kept_alive = True
+        # Once for each task, which has a request class of its own: its pool has children, or has none.
+        if not self.is_looked_after:
+            if self._runs_in_a_child():
+                # The child reports wrong settings.
+                with suppress(SingletonLockError):
+                    child_lease_renewer.start(self.task.lock_options.ttl)
+            type(self).is_looked_after = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """As Celery's, and release the lease of a dead child."""
