@@ -96,7 +96,14 @@ class Link:
             try:
                 self._socket.sendall(sent)
                 if until - clock() >= REPLY_TIMEOUT:
-                    return [self._received()]
+                    reply = _NOT_YET
+                    while reply is _NOT_YET:
+                        received = self._socket.recv(_RECEIVED_AT_ONCE)
+                        if not received:
+                            raise exceptions.ConnectionError("Connection closed by server.")
+                        self._reader.feed(received)
+                        reply = self._reader.gets()
+                    return [_refusal(reply) if isinstance(reply, exceptions.RedisError) else reply]
             except OSError as error:
                 kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
                 raise kind(str(error)) from error
@@ -113,16 +120,6 @@ class Link:
             except exceptions.ResponseError as error:
                 replies.append(_refusal(error))
         return replies
-
-    def _received(self) -> Any:
-        reply = _NOT_YET
-        while reply is _NOT_YET:
-            received = self._socket.recv(_RECEIVED_AT_ONCE)
-            if not received:
-                raise exceptions.ConnectionError("Connection closed by server.")
-            self._reader.feed(received)
-            reply = self._reader.gets()
-        return _refusal(reply) if isinstance(reply, exceptions.RedisError) else reply
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
