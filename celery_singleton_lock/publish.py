@@ -106,7 +106,8 @@ def options_by_name(
 
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    run = run_of(task.request) if options.get("retries") else None
+    """The run whose body publishes its own next attempt; None if somebody else publishes this retry."""
+    run = run_of(task.request)
     is_own = run is not None and run.phase is not Phase.ASKING and str(options.get("task_id")) == run.task_id
     return run if is_own else None
 
@@ -169,7 +170,8 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     """
     # Read the options first: this waits while another thread binds the task, and an unbound task has no request.
     wanted = task.lock_options
-    run = _own_run(task, options)
+    is_retry = bool(options.get("retries"))
+    run = _own_run(task, options) if is_retry else None
     notes, key = _known_of(task, run, args, kwargs, options)
     problem = None
     try:
@@ -183,12 +185,12 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         problem = error
     if run is not None:
         run.note_retry(key)
-    if notes.tries or options.get("retries"):
+    if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
     _note_call(task, notes, key, task_id)
     # A retry is queued only in `until_executed`: in the other modes the mark ends when the body begins.
-    is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
+    is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A requeued call was marked, if at all, when it was first published.
     notes.marked = notes.marked if notes.tries else counts_as_queued
