@@ -15,6 +15,8 @@ from tests.turn import LEADS_TO
 
 KEY = "{key}"
 TTL, LASTS = 1000.0, 3000.0
+SHORT = 6.0
+"""The turn of one message ends, and the message comes later."""
 ON_ITS_WAY, TIME_TO_COME = 2.0, 3.0
 NAMES = {"w": "WAITING", "c": "WOKEN", "o": "COMING", "u": "UNHEARD"}
 
@@ -28,6 +30,7 @@ class Call:
     refused_at: float = -1.0
     called_at: float = -1.0
     left_at: float = -ON_ITS_WAY
+    turn_ends: float = float("inf")
     holds: bool = False
     is_over: bool = False
 
@@ -35,9 +38,12 @@ class Call:
     def name(self) -> str:
         return self.claim.facts.task_id
 
+    def has_turn(self, now: float) -> bool:
+        return self.refused_at >= 0 and now < self.turn_ends and not (self.holds or self.is_over)
+
     def is_there(self, now: float) -> bool:
         """Nobody may be granted the lock before it, if it was refused first."""
-        if self.holds or self.is_over or self.refused_at < 0:
+        if not self.has_turn(now):
             return False
         if self.called_at >= 0:
             return now - self.called_at < TIME_TO_COME
@@ -57,7 +63,8 @@ class World:
         self.store._server.time = self.time  # type: ignore[method-assign]
         self.wire = self.store.servers.listen(f"{KEY}:nobody", clock() + 5.0)
         for name in ("run", "waits", "one", "two", "later"):
-            claim = Claim(KEY, f"of-{name}", TTL, facts=Facts(name), turn_for=LASTS, waits_here=name == "waits")
+            lasts = SHORT if name == "one" else LASTS
+            claim = Claim(KEY, f"of-{name}", TTL, facts=Facts(name), turn_for=lasts, waits_here=name == "waits")
             self.calls.append(Call(claim))
         self.ask(self.calls[0])
         for each in self.calls[1:-1]:
@@ -73,7 +80,7 @@ class World:
     # What may happen now.
 
     def events(self) -> list[Callable[[], None]]:
-        happen: list[Callable[[], None]] = [lambda: self.pass_time(2.1), lambda: self.pass_time(3.1)]
+        happen: list[Callable[[], None]] = [lambda: self.pass_time(2.13), lambda: self.pass_time(3.17)]
         for call in self.calls:
             if call.holds:
                 happen.append(lambda call=call: self.release(call))  # type: ignore[misc]
@@ -101,6 +108,7 @@ class World:
         if isinstance(answer, Conflict):
             assert self._in_line() or any(each.holds for each in self.calls), f"{call.name} waits for nobody"
             call.refused_at, call.claim = self.now, replace(call.claim, rank=answer.rank)
+            call.turn_ends = float("inf")
         elif answer.comes:
             self._comes(call)
 
@@ -127,7 +135,7 @@ class World:
             is_kept_out = call.refused_at < 0 and self._in_line()
             assert before or is_held or is_kept_out, f"{call.name} waits for one that is not there"
             call.refused_at = self.now if call.refused_at < 0 else call.refused_at
-            call.left_at = self.now
+            call.left_at, call.turn_ends = self.now, float("inf")
             call.claim = replace(call.claim, rank=answer.rank)
         self._hear()
 
@@ -166,12 +174,14 @@ class World:
     # What has to hold.
 
     def _in_line(self) -> list[Call]:
-        waiting = [each for each in self.calls if each.refused_at >= 0 and not (each.holds or each.is_over)]
-        return sorted(waiting, key=lambda each: each.refused_at)
+        return sorted((each for each in self.calls if each.has_turn(self.now)), key=lambda each: each.refused_at)
 
     def check(self) -> None:
         (state,) = self.store.survey([KEY])
-        assert [turn.task_id for turn in state.turns] == [each.name for each in self._in_line()], "ranks are kept"
+        in_line = self._in_line()
+        assert [turn.task_id for turn in state.turns] == [each.name for each in in_line], "ranks are kept"
+        for call, turn in zip(in_line, state.turns, strict=True):
+            call.turn_ends = self.now + turn.expires_in
         assert [each.task_id for each in state.holders] == [each.name for each in self.calls if each.holds]
         written = {
             value.rpartition("\x1f")[2]: NAMES[value.split(" ")[1][0]]
@@ -188,7 +198,7 @@ class World:
         """All are there from now on, and each comes when its turn has come."""
         self.pass_time(TIME_TO_COME + 0.1)
         for call in self.calls:
-            if call.refused_at < 0 and not (call.holds or call.is_over):
+            if not (call.holds or call.is_over or call.has_turn(self.now)):
                 self.ask(call)
         for _ in range(4 * len(self.calls)):
             for call in self._in_line():
