@@ -52,8 +52,7 @@ _ELSEWHERE = (
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 # Before the first renewal, age plus `expires_in` is one ttl; after it, at least four thirds of a ttl.
 _RENEWED = 7 / 6
-_OURS = "singleton_store"
-_QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
+_QUESTIONS = ("stats", "active", "active_queues", "reserved", "singleton_store")
 # Seconds to connect to the broker.
 _TO_CONNECT = 5.0
 
@@ -118,10 +117,8 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
             found = {"holders": _about_holders(locks, surveys, workers)} | found
             advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     faults = [*checks.faults_of(app), *checks.without_base(app), *checks.never_awaited(app)]
-    found["tasks"] = (
-        not faults,
-        "; ".join(faults) or f"{len(checks.lockable(app))} with a lock, and their options can work",
-    )
+    number = len(checks.lockable(app))
+    found["tasks"] = not faults, "; ".join(faults) or f"{number} with a lock, and their options can work"
     found["workers"] = _about_workers(app, workers, silence, rows)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
