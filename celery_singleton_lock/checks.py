@@ -117,7 +117,7 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
     for text in without_base(app):
         log.write(logging.WARNING, "lock.no_base", "%s", text)
     _checked.add(app)
-    if has_beat or lockable(app):
+    if has_beat or options.lockable(app):
         checks = _checks_for_pool(app, pool, app.amqp.queues.consume_from) + _checks_for_tasks(app)
         checks += _checks_for_beat(app) if has_beat else []
         _end_if_faulty(app, [*checks, partial(_check_store, app)])
@@ -129,7 +129,7 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
     """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
     if app in _checked:
         return
-    checks: list[Check] = [partial(check_definition, task.__class__) for task in lockable(app)]
+    checks: list[Check] = [partial(check_definition, task.__class__) for task in options.lockable(app)]
     if has_lease:
         checks = [*_checks_for_tasks(app), *_checks_for_beat(app), partial(_check_store, app)]
     _checked.add(app)
@@ -139,18 +139,13 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
 # For `doctor`, Django and others, which show the faults themselves.
 
 
-def lockable(app: Celery) -> list[Any]:
-    ours = [task for task in app.tasks.values() if isinstance(task, options.Lockable) and task.is_lockable()]
-    return sorted(ours, key=lambda task: task.name)
-
-
 def never_awaited(app: Celery) -> list[str]:
     """The locked tasks of *app* whose function only returns a coroutine or a generator."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     return [
         f"task {task.name} ({_source_of(task)}) is an `async def` or a generator, whose work would begin after the "
         "lock is released, so each run fails; write a `def` with `return asyncio.run(work())`"
-        for task in lockable(app)
+        for task in options.lockable(app)
         if options.option_of(task, "mode") != "until_executing"
         and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
     ]
@@ -211,7 +206,7 @@ def try_store(app: Celery, bound: float) -> None:
         StoreError: A request had no answer in time.
     """
     # The key has the name of a task: the store's user may have no rights on other keys.
-    names = (name for name in map(keys.lock_name_of_task, lockable(app)) if isinstance(name, str))
+    names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
     key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # Pool processes would inherit the connections of the app's own store.
@@ -221,7 +216,7 @@ def try_store(app: Celery, bound: float) -> None:
 
 
 def _checks_for_tasks(app: Celery) -> list[Check]:
-    return [partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in lockable(app))]
+    return [partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in options.lockable(app))]
 
 
 def _check_settings(app: Celery) -> None:
@@ -244,7 +239,7 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Ch
     if kind is None:
         return [partial(_refuse_pool, app, pool)]
     if kind != "celery.concurrency.prefork":
-        return [partial(_check_kill, app, task, queues) for task in lockable(app)]
+        return [partial(_check_kill, app, task, queues) for task in options.lockable(app)]
     why = "the processes of the pool 'prefork' would each have their own"
     return [partial(_refuse_memory, app, why, "start the worker with --pool threads, solo, gevent or eventlet")]
 
@@ -261,7 +256,7 @@ def _kind_of(pool: type) -> str | None:
 
 
 def _refuse_pool(app: Celery, pool: type) -> None:
-    if tasks := lockable(app):
+    if tasks := options.lockable(app):
         raise ConfigurationError(
             f"Celery does not ship the pool {pool!r:.100}; in a thread without Celery's request, a body would run "
             "without the lock. Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app "

@@ -123,6 +123,11 @@ class Lockable:
         return Lockable.locks and not cls.name.startswith("celery.")
 
 
+def lockable(app: Celery) -> list[Any]:
+    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
+    return sorted(ours, key=lambda task: task.name)
+
+
 def base_in(cls: type[Any]) -> type[Any]:
     """`SingletonTask`, which this module cannot import: task.py imports this one."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)

@@ -117,7 +117,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
             found = {"holders": _about_holders(locks, surveys, workers)} | found
             advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     faults = [*checks.faults_of(app), *checks.without_base(app), *checks.never_awaited(app)]
-    number = len(checks.lockable(app))
+    number = len(options.lockable(app))
     found["tasks"] = not faults, "; ".join(faults) or f"{number} with a lock, and their options can work"
     found["workers"] = _about_workers(app, workers, silence, rows)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
@@ -296,7 +296,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
             why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"
-        is_well = None if app.conf.task_always_eager or not checks.lockable(app) else False
+        is_well = None if app.conf.task_always_eager or not options.lockable(app) else False
         return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
     faults = []
     for name, worker in sorted(workers.items()):
@@ -317,7 +317,7 @@ def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) 
             return []
         taken |= worker.queues
     found = defaultdict[str, set[str]](set)
-    goes = [(checks.queue_of(app, task), task.name) for task in checks.lockable(app)]
+    goes = [(checks.queue_of(app, task), task.name) for task in options.lockable(app)]
     for queue, name in (*goes, *((row.about.queue, row.name) for row in rows)):
         if queue is not None:
             found[queue].add(name)
@@ -439,7 +439,7 @@ def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
     waiting = _WAITING.format(slots)
     found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
-    for task in checks.lockable(app):
+    for task in options.lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
         # The check of tasks reports options that cannot work.

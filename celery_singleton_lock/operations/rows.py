@@ -12,7 +12,6 @@ from typing import Any
 
 from celery import Celery, states
 
-from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
@@ -207,7 +206,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
 def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     """The tasks of an app by the name of their lock, which several tasks may share."""
     found = defaultdict[str, list[Any]](list)
-    for task in lockable(app):
+    for task in options.lockable(app):
         # The checks report a name that is no `str`, and no command may fail here.
         found[str(keys.lock_name_of_task(task))].append(task)
     return found

@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from celery import Celery
 
-from celery_singleton_lock.checks import lockable
-from celery_singleton_lock.definition.options import OnStoreError
+from celery_singleton_lock.definition.options import OnStoreError, lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.counters import BOUNDS
 from celery_singleton_lock.operations.page import Observer, Total, is_meant, page_context, totals_of, why
