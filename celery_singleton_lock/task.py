@@ -335,9 +335,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Release what is still held if the release in `__call__` has failed."""
-        if _just_over.get() == task_id:
-            _just_over.set(None)
-        else:
+        if _just_over.get() != task_id:
             release_at_task_end(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from celery import Celery
 
@@ -19,8 +18,8 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# By app: the URL that was assigned when its store was opened, and the store.
-_stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
+# The attribute of an app that has its store, and the URL that was assigned when this store was opened.
+_STORE = "_singleton_lock_store"
 stores_of_locks: list[Callable[[Celery], Store]] = []
 """Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 
@@ -79,11 +78,11 @@ def store_of(app: Celery) -> Store:
     """
     # Look among the assigned settings only: a search of all would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
-    before, store = _stores.get(app, (None, None))
+    before, store = getattr(app, _STORE, (None, None))
     if store is None or before != assigned:
         options.refuse(faults_in_settings(app))
         store = open_store(app)
-        _stores[app] = assigned, store
+        setattr(app, _STORE, (assigned, store))
     return store
 
 

@@ -21,7 +21,11 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-_RENEWALS_PER_TTL = 3
+# Parts of a ttl: after the first a lease is renewed; the second is certain although our clock and the server's may run
+# at slightly different rates. Redlock allows as much.
+_RENEWED_AFTER = 1 / 3
+_CERTAIN = 0.99
+_DRIFT_FLOOR = 0.002
 _BEATS_PER_TTL = 12
 _LATE = 4
 _SHORTEST_PAUSE = 0.05
@@ -36,9 +40,6 @@ _LINGERS = 5.0
 # Log lines for one beat, however many leases it concerns.
 _MOST_LINES = 10
 _NEVER = float("inf")
-# Our clock and the server's may run at slightly different rates; Redlock's allowance.
-_DRIFT = 0.01
-_DRIFT_FLOOR = 0.002
 _REASONS: dict[Renewal, LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
@@ -79,8 +80,8 @@ class Renewable:
 
     def renewed(self, sent_at: float) -> None:
         """Count the ttl from *sent_at*, when the answered request was sent."""
-        self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
-        self.next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
+        self.deadline = sent_at + self.ttl * _CERTAIN - _DRIFT_FLOOR
+        self.next_renewal = sent_at + self.ttl * _RENEWED_AFTER
         self.is_unsure = False
         if self.deadman is not None:
             self.deadman.arm(self.deadline)
@@ -93,9 +94,11 @@ class Renewable:
             self.renewed(sent_at)
         return reason
 
-    def lateness(self) -> float:
+    def lateness(self, now: float) -> float:
         """Seconds by which its renewal is late; 0.0 if in time, or if that was logged before."""
-        late = clock() - min(self.next_renewal, self.deadline)
+        if now < self.next_renewal <= self.deadline:
+            return 0.0
+        late = now - min(self.next_renewal, self.deadline)
         if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
             return 0.0
         self._told_late_for = self.deadline
@@ -169,7 +172,7 @@ class RenewalThread(DaemonThread):
             return False
         self._wakes_at = _NEVER
         try:
-            if late := {holding: seconds for holding in self.watched() if (seconds := holding.lateness())}:
+            if late := {one: seconds for one in self.watched() if (seconds := one.lateness(clock()))}:
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (the thread must go on; the log tells)

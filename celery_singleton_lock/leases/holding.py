@@ -42,7 +42,7 @@ from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Verdict
+from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Marker, Release, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Holding(Renewable):
     is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
     takes: int = 1  # how many releases give it back
     ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
+    marker: Marker = "unknown"  # whether its release has left a marker
+    _stopped_at: float = 0.0
     _is_reported: bool = False
     # Weak: otherwise a claim and its view would keep each other alive until the garbage collector runs.
     _view: "ref[Lease] | None" = None
@@ -305,10 +307,9 @@ class Holding(Renewable):
     def give_back(self) -> None:
         """As `release`, without a check that there is something to release, and whatever `takes` is."""
         answer = self._end()
+        self.marker = answer.marker
         if answer.marker == "none":
             self.ending = None
-        elif self.ending is not None:
-            self.ending.marker = answer.marker
         if answer is UNANSWERED:
             return
         if answer.lost is not None and self.was_granted:
@@ -318,7 +319,7 @@ class Holding(Renewable):
         if logger.isEnabledFor(logging.DEBUG):
             log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
         if self._is_reported:
-            counters.add(self.store, self.key, "held", self._task, "", clock() - self.grant.sent_at)
+            counters.add(self.store, self.key, "held", self._task, "", self._stopped_at - self.grant.sent_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
 
@@ -347,10 +348,11 @@ class Holding(Renewable):
 
     def stop(self) -> None:
         """Stop renewing."""
-        if self.state is HELD and (late := self.lateness()):
-            # The body held the GIL to its end, so the heartbeat will not notice that it was late.
-            tell_late({self: late})
         if self.state is not RELEASED:
+            self._stopped_at = clock()
+            if self.state is HELD and (late := self.lateness(self._stopped_at)):
+                # The body held the GIL to its end, so the heartbeat will not notice that it was late.
+                tell_late({self: late})
             self.go_to(RELEASED)
         if self.thread is not None:
             self.thread.remove(self)

@@ -6,6 +6,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as ThreadsCancelledError
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import CoroutineType, GeneratorType
 from typing import Any, Literal
 from weakref import ref
@@ -21,6 +22,9 @@ from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result
 from celery_singleton_lock.runs.message import has_copies, is_long_here
 from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
 from celery_singleton_lock.stores.records import Ending, marker_of
+
+# The endings of a task are few, and equal endings are one object.
+_ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
@@ -102,7 +106,7 @@ def _ending_of(run: Run, error: Exception | None) -> Ending | None:
     is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
     if not is_due and run.way != "first":
         is_due = has_copies(run.request, run.notes, run.delivery, options)
-    return Ending(outcome, options.redelivered_within, is_due)
+    return _ending(outcome, options.redelivered_within, is_due)
 
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:

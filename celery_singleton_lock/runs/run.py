@@ -312,7 +312,7 @@ class Run:
         self.lease.ending = None
         claim = self.claim
         mark = partial(self.store.mark_done, self.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
-        if ending.marker == "left":
+        if self.lease.marker == "left":
             try:
                 mark()
                 return

@@ -112,14 +112,13 @@ Marker = Literal["none", "left", "unknown"]
 """Whether the store has a marker; `unknown` without an answer."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The end of a run, recorded at its release, for later deliveries of its message."""
 
     outcome: Outcome
     kept: float  # seconds for which the broker may deliver the message again
     is_due: bool  # another delivery is likely, even if none has come yet
-    marker: Marker = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
