@@ -75,8 +75,8 @@ else:
         __class_getitem__ = classmethod(GenericAlias)
 
 
-# The task id of a run that has just returned in this context with nothing left to do. `after_return` reads it, because
-# `self.request` is slow.
+# The task id of the last run in this context that has returned with nothing left to do. `after_return` reads it: the
+# request is slow to find. A later run with this id that is not over has connected the receiver of `task_postrun`.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
@@ -200,8 +200,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _lock_keys(self) -> KeyMaker:
-        wait_until_bound(self)
-        return KeyMaker(self)
+        return KeyMaker(self, self.lock_options.prefix)
 
     @cached_property
     def _leaves_its_key(self) -> bool:
@@ -228,17 +227,17 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             ConfigurationError: An argument that counts cannot be serialised.
             pydantic.ValidationError: An argument does not fit the task's model.
         """
-        prefix = self.lock_options.prefix
         keys = self._lock_keys
         try:
-            return keys.key(prefix, args, kwargs)
+            return keys.key(args, kwargs)
         except ConfigurationError as error:
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
         """As `lock_key_for`, from only those arguments that make the key."""
+        keys = self._lock_keys
         try:
-            return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
+            return keys.key_of_some(args, kwargs)
         except (TypeError, ConfigurationError) as error:
             raise type(error)(f"task {self.name}: {error}") from error
 
@@ -249,7 +248,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
         """The lock key, if neither a callable, a format nor a model of the user has to make it."""
         keys = self._lock_keys
-        return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
+        return None if keys.runs_user_code else keys.key(args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
         """A lock that keeps out all runs of a call with these arguments; only those in the key are needed.

@@ -69,12 +69,15 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
     """The lock key for a checked name and a *subject*, which tells the calls under that name apart."""
-    return _key(prefix, name, _written(subject))
+    return _key(_start_of(prefix, name), _written(subject))
 
 
-def _key(prefix: str, name: str, text: str) -> str:
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    return f"{prefix}{_BEHIND_PREFIX}{name}:{digest}}}"
+def _start_of(prefix: str, name: str) -> str:
+    return f"{prefix}{_BEHIND_PREFIX}{name}:"
+
+
+def _key(start: str, text: str) -> str:
+    return f"{start}{hashlib.sha256(text.encode()).hexdigest()[:32]}}}"
 
 
 def _written(subject: Any) -> str:
@@ -141,13 +144,13 @@ def plain(value: Any) -> Any:
 
 
 class KeyMaker:
-    """Makes the lock keys and the labels of a task, or of a class of tasks.
+    """Makes the lock keys and the labels of a task, or of a class of tasks. Each key begins with *prefix*.
 
     Raises:
         ConfigurationError: Its name, its `lock_key` or its `lock_label` cannot work.
     """
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: Any, prefix: str = "") -> None:
         body = inspect.getattr_static(task if isinstance(task, type) else type(task), "run")
         function = getattr(body, "__func__", body)
         signature = inspect.signature(function)
@@ -160,7 +163,7 @@ class KeyMaker:
         self._choice: KeyChoice = option_of(task, "key")
         self._label: str | None = option_of(task, "label")
         try:
-            self._name = checked_name(lock_name_of_task(task))
+            self._start = _start_of(prefix, checked_name(lock_name_of_task(task)))
             self._counting = _names_in("lock_key", self._choice, signature)
             if isinstance(self._label, str):
                 _names_in("lock_label", self._label, signature)
@@ -179,7 +182,7 @@ class KeyMaker:
         # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
-    def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
+    def key(self, args: Args, kwargs: Kwargs) -> str:
         """The lock key of a call; the errors of a pydantic model propagate."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
@@ -187,7 +190,7 @@ class KeyMaker:
                 for position in self._positions:
                     value = args[position]
                     values.append(_WRITERS[type(value)](value))
-                return _key(prefix, self._name, self._text % (*values,))
+                return _key(self._start, self._text % (*values,))
             except (KeyError, ValueError):
                 # See `_text_of`.
                 pass
@@ -199,19 +202,19 @@ class KeyMaker:
                 self._signature.bind(*args, **kwargs)
             made = _made_by_user(choice, lambda: choice(*args, **kwargs))
             _refuse_no_value(choice, made)
-            return key_of(prefix, self._name, made)
-        return _key(prefix, self._name, self._text_of(self._bound(args, kwargs)))
+            return _key(self._start, _written(made))
+        return _key(self._start, self._text_of(self._bound(args, kwargs)))
 
-    def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
+    def key_of_some(self, args: Args, kwargs: Kwargs) -> str:
         """The lock key of a call; arguments that do not make the key may be missing."""
         if self._receive is not None or self._counting is None:
-            return self.key(prefix, args, kwargs)
+            return self.key(args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)
         bound.apply_defaults()
         for name in self._counting:
             if name not in bound.arguments:
                 raise TypeError(f"missing a required argument: {name!r}")
-        return _key(prefix, self._name, self._text_of(bound.arguments))
+        return _key(self._start, self._text_of(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
         """The line that operators read beside the key; empty without a format string."""

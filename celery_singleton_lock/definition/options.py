@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
@@ -120,7 +120,7 @@ class Lockable:
     @classmethod
     def is_lockable(cls) -> bool:
         """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        return Lockable.locks and not cls.name.startswith("celery.")
+        return Lockable.locks and cls.name[:7] != "celery."
 
 
 def lockable(app: Celery) -> list[Any]:
@@ -204,6 +204,8 @@ class LockOptions:
 
     Attributes:
         holder_name: The name of the task if its lock has another name, else empty.
+        kills: The process of a run that loses its lease is killed.
+        redelivered_within: Seconds for which the broker may deliver a message again.
     """
 
     mode: Mode
@@ -221,11 +223,13 @@ class LockOptions:
     visibility_timeout: float
     skip_result: Any
     holder_name: str
+    kills: bool = field(init=False)
+    redelivered_within: float = field(init=False)
 
-    @property
-    def redelivered_within(self) -> float:
-        """Seconds for which the broker may deliver a message again."""
-        return self.visibility_timeout + _SWEEP
+    def __post_init__(self) -> None:
+        # No properties, because each run reads these two.
+        object.__setattr__(self, "kills", self.on_lost == "kill" and self.mode != "until_executing")
+        object.__setattr__(self, "redelivered_within", self.visibility_timeout + _SWEEP)
 
     @property
     def unique_in_queue(self) -> bool:
@@ -240,11 +244,6 @@ class LockOptions:
     @property
     def skips_with_result(self) -> bool:
         return self.skip_result is not UNSET
-
-    @property
-    def kills(self) -> bool:
-        """The process of a run that loses its lease is killed."""
-        return self.on_lost == "kill" and self.mode != "until_executing"
 
 
 def no_process_for(task_name: str) -> ConfigurationError:

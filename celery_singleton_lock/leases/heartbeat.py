@@ -58,6 +58,8 @@ class Renewable:
     ttl: float
     task_id: str | None
     pid: int
+    # For all who must not keep the lease alive.
+    weak: "ref[Any]"
     deadman: "DeadMan | None"
     # On `clock()`. Earlier than the store's own deadline, by an allowance for the drift of clocks.
     deadline: float = 0.0
@@ -125,7 +127,7 @@ class RenewalThread(DaemonThread):
 
     def add(self, holding: Renewable) -> None:
         holding.thread = self
-        self.watching[ref(holding)] = None
+        self.watching[holding.weak] = None
         if self._greenlet is not None:
             self._greenlet.ensure()
         if self._begun is not self._running:
@@ -136,7 +138,7 @@ class RenewalThread(DaemonThread):
 
     def remove(self, holding: Renewable) -> None:
         """Stop renewing it. A renewal that is under way never brings back a released lease."""
-        self.watching.pop(ref(holding), None)
+        self.watching.pop(holding.weak, None)
 
     def watched(self) -> list[Renewable]:
         watched = []

@@ -129,6 +129,7 @@ class Holding(Renewable):
         self._on_lost = on_lost
         self.deadman = deadman
         self.pid: int = os.getpid()
+        self.weak: ref[Any] = ref(self)
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from types import CoroutineType, GeneratorType
 from typing import Any, Literal
-from weakref import ref
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
@@ -77,7 +76,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     lease.report_granted()
     before = current.get()
     try:
-        current.set((*before, ref(lease)))
+        current.set((*before, lease.weak))
         with run.interrupt:
             # Before this point, a loss could not interrupt the body.
             if lease.lost_reason is not None and run.options.on_lost != "warn":

@@ -16,7 +16,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from typing import Any, NamedTuple
-from weakref import ref
 
 from celery import Celery, _state, current_app
 
@@ -236,7 +235,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
         answer = lease.acquire()
         if isinstance(answer, Conflict):
             raise _taken(target, answer.first)
-        current.set((*before, ref(lease)))
+        current.set((*before, lease.weak))
         yield next(each for each in target.store.holders(target.key) if each.token == lease.claim.token)
     finally:
         current.set(before)

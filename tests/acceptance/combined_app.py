@@ -146,7 +146,7 @@ def keyed_by_number(mode: str) -> Any:
 keyed = {mode: keyed_by_number(mode) for mode in ("while_executing", "until_executed")}
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",))
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="reschedule")
 def published_by_hand(self: Any, key: str) -> str | None:
     """Publishes its next attempt as a call of its own, without `retry`."""
     return None if self.request.retries else self.apply_async((key,), retries=1).id
