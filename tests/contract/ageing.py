@@ -75,7 +75,6 @@ class StandingClock:
         self._at = 0
 
     def microseconds(self) -> int:
-        """The time at which the locks stand still."""
         return self._at * 1000
 
     def advance(self, seconds: float = 0.0) -> None:

@@ -107,12 +107,10 @@ class Waiter:
 
 
 def succeed(store: Store, wanted: Claim, rule: Succession, task_name: str = "") -> str | None:
-    """The call that runs next, when this one is refused."""
     return refused(store.acquire(succeeding(wanted, rule, task_name))).successor
 
 
 def successor_of(store: Store) -> str | None:
-    """The call for which the next free place is kept."""
     (survey,) = store.survey([KEY])
     return next((mark.task_id for mark in survey.marks if mark.state == "next"), None)
 
@@ -124,7 +122,6 @@ def mark_queued(
 
 
 def mark_newest(store: Store, wanted: Claim, **more: Any) -> Marked | Holder:
-    """Mark it in a mode in which the newest call takes the queued one's place."""
     return mark_queued(store, wanted.facts.task_id, newest=True, published=wanted.facts.published, **more)
 
 
@@ -170,15 +167,12 @@ class Contract:
         raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
-        """Let so much time go by in the store."""
         raise NotImplementedError
 
     def nothing_is_left(self, store: Store) -> None:
-        """The store knows nothing of `KEY` any more."""
         raise NotImplementedError
 
     def let_expire(self, store: Store, key: str = KEY) -> None:
-        """Let time go by until nobody holds *key*."""
         for _ in range(100):
             self.pass_time(0.05 * SHORT)
             if not store.holders(key):

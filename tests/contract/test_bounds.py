@@ -93,7 +93,6 @@ def black_hole(cleanup: ExitStack) -> Store:
 
 
 def slow_server(cleanup: ExitStack) -> Store:
-    """A server whose every reply takes most of a second."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
     proxy.delay(0.9)
@@ -104,7 +103,6 @@ SILENT = [refused_port, mute_listener, full_backlog, stopped_server, black_hole]
 
 
 def asked(store: Store) -> Grant | Conflict | Done | float:
-    """What a waiter is answered."""
     with Waiter(store, MINE) as waiter:
         return waiter.ask()
 
@@ -128,7 +126,6 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
 
 
 def outcome_of(ask: Callable[[Store], Any], store: Store) -> tuple[bool, float]:
-    """Whether *ask* is answered, and how long that takes."""
     with Watch() as watch:
         try:
             ask(store)
@@ -139,7 +136,6 @@ def outcome_of(ask: Callable[[Store], Any], store: Store) -> tuple[bool, float]:
 
 
 def outcomes(store: Store) -> dict[str, tuple[bool, float]]:
-    """The outcomes of all calls, made at the same time."""
     with ThreadPoolExecutor(len(CALLS)) as pool:
         futures = {name: pool.submit(outcome_of, ask, store) for name, (ask, _) in CALLS.items()}
         return {name: future.result() for name, future in futures.items()}

@@ -8,10 +8,9 @@ from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import Waiter
 from tests.contract.test_bounds import KEY, MINE
 from tests.servers import Server, certificate, free_port, running
 from tests.waiting import Watch
@@ -21,8 +20,6 @@ AT_ONCE = 4.0
 
 
 class Tokens(CredentialProvider):
-    """As a cloud gives them: each for a while."""
-
     def __init__(self, token: str = "first") -> None:
         self.token = token
         self.is_away = False
@@ -131,37 +128,3 @@ def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celer
             store = store_of(app)
             assert_that_all_works(store)
             store.close()
-
-
-# What managed services refuse.
-
-REFUSED = (
-    "info",
-    "config",
-    "wait",
-    "client",
-    "script",
-    "debug",
-    "monitor",
-    "acl",
-    "replicaof",
-    "migrate",
-    "keys",
-    "role",
-)
-
-
-def without(*commands: str) -> tuple[str, ...]:
-    return tuple(word for command in commands for word in ("--rename-command", command, ""))
-
-
-@pytest.mark.prove
-def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
-    with running("redis", *without(*REFUSED)) as server:
-        store = Store(server.url, {})
-
-        Inventory(store).self_test(f"{KEY}:trial", 5.0)
-        assert_that_all_works(store)
-        with Waiter(store, Claim(KEY, "waiter", 30.0)) as waiter:
-            assert isinstance(waiter.ask(), Grant)
-        store.close()

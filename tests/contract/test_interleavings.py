@@ -37,8 +37,6 @@ class Expected:
 
 @dataclass
 class Play:
-    """One schedule, acted on a store."""
-
     store: Store
     let_expire: Callable[[], None]
     key: str
@@ -92,7 +90,7 @@ def test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it(
 ) -> None:
     if kind == "memory":
         store: Store = MemoryStore()
-        schedules, advance = 200, store.advance
+        schedules, advance = 60, store.advance
     else:
         server: Server = request.getfixturevalue(f"{kind}_process")
         store, admin = Store(server.url, {}), server.client()

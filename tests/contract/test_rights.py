@@ -32,7 +32,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def store_of(server: Server, *more: str) -> Store:
-    """As a user who has the rights of the page and *more*."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", *RIGHTS, *more)
     return Store(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})

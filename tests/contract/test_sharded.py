@@ -30,7 +30,6 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 @pytest.fixture
 def server(node: Node) -> Node:
-    """In place of a single server, for the contract."""
     with node.client() as client:
         client.flushall()
     return node

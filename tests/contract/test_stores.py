@@ -13,7 +13,7 @@ import redis
 
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.records import Grant
+from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
@@ -21,12 +21,10 @@ from tests.contract.asking import KEY, WOKEN, claim, granted, refused
 from tests.contract.chapters.beside import Beside
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
-from tests.contract.chapters.hearing import Hearing
+from tests.contract.chapters.hearing import Hearing, Listening
 from tests.contract.chapters.keys import Keys
-from tests.contract.chapters.labels import Labels
 from tests.contract.chapters.leasing import Leasing
 from tests.contract.chapters.limit import Limit
-from tests.contract.chapters.listening import Listening
 from tests.contract.chapters.marks import Marks
 from tests.contract.chapters.queue import Queue
 from tests.contract.chapters.succession import Succession
@@ -45,7 +43,6 @@ class StoreContract(
     Marks,
     Succession,
     Breaking,
-    Labels,
     Beside,
     Versions,
 ):
@@ -86,25 +83,17 @@ class TestMemoryStore(StoreContract):
     def test_there_are_5000_turns_at_most(self, store: MemoryStore) -> None:
         super().test_there_are_5000_turns_at_most(store)
 
-    def test_a_lease_ends_when_its_ttl_is_over_and_not_before(self, store: MemoryStore) -> None:
-        grant = granted(store.acquire(claim("a", ttl=10.0)))
-
-        self.time = grant.since + 9.999
-        refused(store.acquire(claim("b")))
-        self.time = grant.since + 10.001
-
-        assert granted(store.acquire(claim("b"))).took_over
-
-    def test_a_place_stays_taken_to_the_moment(self, store: MemoryStore) -> None:
-        mine = claim("a", min_hold=10.0)
+    @pytest.mark.parametrize("mine", [claim("a", ttl=10.0), claim("a", min_hold=10.0)], ids=["lease", "cool-down"])
+    def test_a_place_is_taken_to_the_moment(self, store: MemoryStore, mine: Claim) -> None:
         grant = granted(store.acquire(mine))
-        store.release(mine, 1)
+        if mine.min_hold:
+            store.release(mine, 1)
 
         self.time = grant.since + 9.999
         refused(store.acquire(claim("b")))
         self.time = grant.since + 10.001
 
-        assert not granted(store.acquire(claim("b"))).took_over
+        assert granted(store.acquire(claim("b"))).took_over is (not mine.min_hold)
 
     def test_a_clock_that_is_set_back_makes_no_cool_down_longer(self, store: MemoryStore) -> None:
         mine = claim("a", min_hold=10.0)

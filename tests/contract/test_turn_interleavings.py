@@ -113,7 +113,6 @@ class World:
             self._comes(call)
 
     def leave(self, call: Call) -> None:
-        """Its connection is cut, or its worker has ended."""
         self._say("UNSUBSCRIBE", call)
         call.listens = False
 
@@ -195,7 +194,6 @@ class World:
         self.seen = written
 
     def serve_all(self) -> None:
-        """All are there from now on, and each comes when its turn has come."""
         self.pass_time(TIME_TO_COME + 0.1)
         for call in self.calls:
             if not (call.holds or call.is_over or call.has_turn(self.now)):

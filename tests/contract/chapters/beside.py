@@ -25,11 +25,6 @@ class Beside(Contract):
         added = {"acquired::shop.sync": 5, "held:sum:shop.sync": 1_500_000, "acquired::shop:sync": 4}
         assert Inventory(store).counted(COUNTS) == added
 
-    def test_counts_are_no_lock(self, store: Store) -> None:
-        store.count(COUNTS, {"acquired::shop.sync": 1}, TIMEOUT)
-
-        assert list(Inventory(store).keys("singleton:v3:{")) == []
-
     def test_the_last_so_many_are_kept_however_they_come(self, store: Store) -> None:
         store.history = 5
         try:

@@ -5,7 +5,7 @@ import threading
 from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, HolderState, LockState, Marked, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, HolderState, LockState, Marked, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -43,19 +43,7 @@ def broken(store: Store, *meant: str, marks: bool = False, force: bool = False) 
 
 
 class Breaking(Contract):
-    """Looking after locks that are not one's own."""
-
     # Seeing.
-
-    def test_each_lock_is_found_once(self, store: Store) -> None:
-        for number in range(3):
-            store.acquire(claim("a", key=f"singleton:v3:{{shop.{number}:00}}"))
-        mark_queued(store, "q")
-        store.acquire(claim("a", key="singleton2:v3:{shop:00}"))
-
-        found = list(Inventory(store).keys(START))
-
-        assert sorted(found) == sorted([KEY, *(f"singleton:v3:{{shop.{number}:00}}" for number in range(3))])
 
     def test_a_survey_tells_holders_marks_and_waiters(self, store: Store) -> None:
         grant = granted(store.acquire(claim("a", task_id="id-of-a", pid=7)))
@@ -174,16 +162,6 @@ class Breaking(Contract):
         assert mark_queued(store, "other") == Marked()
 
     # By force.
-
-    def test_force_frees_at_once(self, store: Store) -> None:
-        store.acquire(claim("a"))
-
-        assert broken(store, "a", force=True) == (["a"], [])
-        self.nothing_is_left(store)
-        grant = granted(store.acquire(claim("b")))
-        assert store.renew([claim("a")], 1.0) == [Renewal.TAKEN]
-        assert store.release(claim("a"), 1) == Release("none", "taken")
-        assert grant.place == 1
 
     def test_force_frees_all_places(self, store: Store) -> None:
         for token in "abc":

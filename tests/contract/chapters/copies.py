@@ -28,8 +28,6 @@ DUE = Ending("ended", KEPT, is_due=True)
 
 
 class Copies(Contract):
-    """Copies of runs that live, and of runs that have ended."""
-
     # The run lives.
 
     @pytest.mark.parametrize("limit", [1, 2])
@@ -48,11 +46,6 @@ class Copies(Contract):
 
         granted(store.acquire(claim("second", limit=2, task_id="a")))
         assert not refused(store.acquire(claim("third", limit=2, task_id="a"))).is_own
-
-    def test_a_delivery_whose_reply_was_lost_is_not_taken_for_its_own_copy(self, store: Store) -> None:
-        before = granted(store.acquire(delivery("original")))
-
-        assert granted(store.acquire(delivery("original"))).fence == before.fence
 
     @pytest.mark.parametrize("rule", ["rerun", "replace"])
     def test_a_copy_leaves_no_turn_and_no_mark(self, store: Store, rule: Succession) -> None:
@@ -82,12 +75,6 @@ class Copies(Contract):
             granted(waiter.ask())
             assert store.release(delivery("original"), 1, ending=ENDED) == Release("left"), "a copy has met it"
         assert store.acquire(delivery("copy")) == Done(0, "ended")
-
-    def test_a_copy_takes_over_from_a_run_that_is_dead(self, store: Store) -> None:
-        granted(store.acquire(claim("original", ttl=SHORT, task_id="a")))
-        self.let_expire(store)
-
-        assert granted(store.acquire(delivery("copy"))).took_over
 
     def test_a_later_attempt_waits_for_the_one_before_which_need_not_know(self, store: Store) -> None:
         granted(store.acquire(delivery("original", attempt=0)))

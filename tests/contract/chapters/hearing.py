@@ -1,19 +1,24 @@
-"""How one listener hears many channels."""
+"""How one listener hears many channels, and how it wakes those who wait in a server."""
 
 import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, Contract
+from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, Waiter, claim, granted, queued
 from tests.forks import in_a_fork
 from tests.waiting import until
 
 CHANNEL = f"{KEY}:one"
+REAL = 0.3
+"""A ttl that a test waits for."""
 
 
 def publish(store: Store, channel: str, text: str) -> int:
@@ -45,16 +50,6 @@ def hear_one(store: Store) -> list[str]:
 
 
 class Hearing(Contract):
-    """How one listener hears many channels."""
-
-    def test_each_message_is_heard_once_and_in_order(self, store: Store) -> None:
-        with hearing(store) as told:
-            for number in range(100):
-                assert publish(store, CHANNEL, str(number)) == 1
-
-            until(lambda: len(told) > 100, "all are heard")
-            assert told == [LISTENING, *map(str, range(100))]
-
     def test_nobody_listens_to_a_channel_that_was_removed(self, store: Store) -> None:
         with hearing(store) as told, hearing(store, f"{KEY}:other") as others:
             store.listener.remove(CHANNEL)
@@ -134,3 +129,58 @@ class Hearing(Contract):
         assert LISTENING in answer
         assert "'hello'" in answer
         assert DEAF not in told
+
+
+def connections_that_hear(client: Any) -> list[Any]:
+    return [each for each in client.client_list(_type="pubsub") if not each["name"].startswith("sentinel")]
+
+
+class Listening(Contract):
+    def test_a_waiter_whose_connection_has_died_listens_again(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+        with Waiter(store, claim("w")) as waiter:
+            queued(waiter.ask())
+            client.client_kill_filter(_type="pubsub")
+            asleep_at = clock()
+            waiter.sleep(20)
+            looked_again_after = clock() - asleep_at
+            queued(waiter.ask())
+            until(lambda: client.pubsub_channels("singleton:*") == [f"{KEY}:w"], "it listens again")
+            store.release(claim("a"), 1)
+            asleep_at = clock()
+            waiter.sleep(20)
+
+            assert looked_again_after < 10
+            assert clock() - asleep_at < 10
+            granted(waiter.ask())
+
+    def test_a_waiter_that_sleeps_as_long_as_it_was_told_finds_a_dead_holders_place(self, store: Store) -> None:
+        asked_at = clock()
+        store.acquire(claim("a", ttl=REAL))
+        with Waiter(store, claim("w")) as waiter:
+            waiter.sleep(queued(waiter.ask()))
+
+            until(lambda: isinstance(waiter.ask(), Grant), "it is granted", timeout=REAL)
+
+        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
+
+    def test_a_listener_has_one_connection_for_all_channels(self, store: Store, client: Any) -> None:
+        until(lambda: not connections_that_hear(client), "those of other tests are closed")
+        with hearing(store), hearing(store, f"{KEY}:two"), hearing(store, f"{KEY}:three"):
+            assert len(connections_that_hear(client)) == 1
+
+    def test_a_listener_whose_connection_has_died_says_so_and_listens_again(self, store: Store, client: Any) -> None:
+        with hearing(store) as told:
+            client.client_kill_filter(_type="pubsub")
+
+            until(lambda: told.count(LISTENING) > 1, "it listens again")
+            publish(store, CHANNEL, "hello")
+            until(lambda: "hello" in told, "it is heard")
+        assert DEAF in told
+
+    def test_a_listener_with_nothing_to_hear_ends_and_begins_again(self, store: Store, client: Any) -> None:
+        for _ in range(2):
+            with hearing(store) as told:
+                publish(store, CHANNEL, "hello")
+                until(lambda told=told: "hello" in told, "it is heard")  # type: ignore[misc]
+            until(lambda: not connections_that_hear(client), "its connection is closed")

@@ -18,7 +18,6 @@ from tests.contract.asking import (
     mark_queued,
     queued,
     refused,
-    tokens,
 )
 
 
@@ -27,16 +26,6 @@ def whole(name: str = "whole") -> Claim:
 
 
 class Limit(Contract):
-    """More than one place."""
-
-    def test_as_many_as_the_limit_hold_a_lock(self, store: Store) -> None:
-        grants = [granted(store.acquire(claim(token, limit=3))) for token in "abc"]
-
-        conflict = refused(store.acquire(claim("d", limit=3)))
-
-        assert [grant.place for grant in grants] == [1, 2, 3]
-        assert tokens(conflict.holders) == tokens(store.holders(KEY)) == ["a", "b", "c"]
-
     def test_each_holder_has_a_deadline_of_its_own(self, store: Store) -> None:
         store.acquire(claim("long", limit=3, ttl=30))
         store.acquire(claim("short", limit=3, ttl=SHORT))
@@ -86,16 +75,6 @@ class Limit(Contract):
         for name in "abc":
             granted(store.acquire(claim(name, limit=3)))
 
-    def test_the_whole_lock_is_granted_while_no_place_is_taken(self, store: Store) -> None:
-        for name in "ab":
-            granted(store.acquire(claim(name, limit=3)))
-        refused(store.acquire(whole()))
-        store.release(claim("a", limit=3), 1)
-        refused(store.acquire(whole()))
-        store.release(claim("b", limit=3), 2)
-
-        granted(store.acquire(whole()))
-
     def test_a_holder_that_has_died_keeps_nobody_from_the_whole_lock(self, store: Store) -> None:
         store.acquire(claim("short", limit=3, ttl=SHORT))
         refused(store.acquire(whole()))
@@ -121,31 +100,6 @@ class Limit(Contract):
             granted(waiter.ask())
             queued(later.ask())
             store.release(whole(), 1)
-            granted(later.ask())
-        granted(store.acquire(claim("newcomer", limit=3)))
-
-    def test_of_two_that_want_the_whole_lock_the_first_gets_it_first(self, store: Store) -> None:
-        for name in "ab":
-            granted(store.acquire(claim(name, limit=3)))
-        with Waiter(store, whole("one")) as one, Waiter(store, whole("two")) as two:
-            queued(one.ask())
-            queued(two.ask())
-            for place, name in enumerate("ab", 1):
-                store.release(claim(name, limit=3), place)
-                queued(two.ask())
-
-            granted(one.ask())
-            queued(two.ask())
-            store.release(whole("one"), 1)
-            granted(two.ask())
-
-    def test_who_gives_up_waiting_for_the_whole_lock_keeps_nobody_out(self, store: Store) -> None:
-        granted(store.acquire(claim("a", limit=3)))
-        with Waiter(store, whole()) as waiter, Waiter(store, claim("later", limit=3)) as later:
-            queued(waiter.ask())
-            queued(later.ask())
-            store.release(whole(), None)
-
             granted(later.ask())
         granted(store.acquire(claim("newcomer", limit=3)))
 

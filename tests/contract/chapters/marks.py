@@ -27,16 +27,6 @@ from tests.contract.asking import (
 
 
 class Marks(Contract):
-    """Calls that are unique in the queue."""
-
-    def test_of_several_calls_one_is_queued_and_the_others_learn_which(self, store: Store) -> None:
-        assert mark_queued(store, "a") == Marked()
-        assert [found(mark_queued(store, other)).task_id for other in ("b", "c")] == ["a", "a"]
-        assert mark_queued(store, "a") == Marked(), "a lost reply costs no call"
-        granted(store.acquire(call("member")))
-        assert mark_queued(store, "a", limit=1) == Marked(), "nor does a run that has begun meanwhile"
-        assert found(mark_queued(store, "b", limit=1)).task_id == "a"
-
     def test_a_queued_call_that_is_refused_counts_as_queued_for_as_long_again(self, store: Store) -> None:
         mark_queued(store, "a", seconds=60.0)
         granted(store.acquire(call("holder")))
@@ -170,21 +160,6 @@ class Marks(Contract):
         assert not store.unmark(KEY, "a")
         assert mark_queued(store, "b") == Marked()
 
-    def test_a_mark_is_ended_by_its_own_call_only(self, store: Store) -> None:
-        granted(store.acquire(call("holder")))
-        mark_queued(store, "a")
-        succeed(store, call("next"), "rerun")
-        store.release(call("holder"), 1)
-
-        assert not store.unmark(KEY, "stranger")
-
-        assert found(mark_queued(store, "b")).task_id == "a"
-        assert successor_of(store) == "next"
-        assert not store.unmark(KEY, "a")
-        assert successor_of(store) == "next"
-        assert not store.unmark(KEY, "next")
-        self.nothing_is_left(store)
-
     # The newest takes the place of the queued one.
 
     OLDER, NEWER, NEWEST = (
@@ -265,13 +240,6 @@ class Marks(Contract):
         early = dataclasses.replace(self.OLDER, newest="queued")
         assert refused(store.acquire(early)).successor == "older"
 
-    def test_a_call_whose_newer_one_ends_without_a_run_runs(self, store: Store) -> None:
-        mark_newest(store, self.OLDER)
-        mark_newest(store, self.NEWER)
-        store.unmark(KEY, "newer")
-
-        granted(store.acquire(self.OLDER))
-
     def test_what_is_kept_of_the_newest_ends_with_the_older_messages(self, store: Store) -> None:
         mark_newest(store, self.OLDER, seconds=2 * MEMORY)
         mark_newest(store, self.NEWER)
@@ -281,12 +249,6 @@ class Marks(Contract):
         assert refused(store.acquire(self.OLDER)).successor == "newer"
         self.pass_time(MEMORY)
         granted(store.acquire(self.OLDER))
-
-    def test_nothing_is_kept_of_a_call_that_has_taken_no_place(self, store: Store) -> None:
-        mark_newest(store, self.NEWER)
-        store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
-
-        self.nothing_is_left(store)
 
     def test_the_cool_down_of_a_queued_call_does_not_keep_the_newest_out_and_that_of_a_run_does(
         self, store: Store

@@ -15,33 +15,6 @@ from tests.waiting import until
 
 
 class Queue(Contract):
-    def test_a_waiter_gets_the_lock_once_it_is_released(self, store: Store) -> None:
-        before = granted(store.acquire(claim("a")))
-        with Waiter(store, claim("w", task_id="id-of-w", hostname="w1@host")) as waiter:
-            queued(waiter.ask())
-            store.release(claim("a"), 1)
-
-            grant = granted(waiter.ask())
-
-        (holder,) = store.holders(KEY)
-        assert (holder.token, holder.task_id, holder.hostname) == ("w", "id-of-w", "w1@host")
-        assert grant.fence > before.fence
-        assert not grant.took_over
-
-    def test_waiters_are_served_in_the_order_of_their_arrival(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        served = ["a"]
-        with self.waiting(store, "w1", "w2", "w3") as waiters:
-            while waiters:
-                store.release(claim(served[-1]), 1)
-                answers = {token: waiters[token].ask() for token in sorted(waiters, reverse=True)}
-                granted_to = [token for token, answer in answers.items() if isinstance(answer, Grant)]
-                assert len(granted_to) == 1
-                served += granted_to
-                del waiters[granted_to[0]]
-
-        assert served == ["a", "w1", "w2", "w3"]
-
     def test_asking_again_keeps_the_turn(self, store: Store) -> None:
         store.acquire(claim("a"))
         with self.waiting(store, "w1", "w2") as waiters:
@@ -111,18 +84,6 @@ class Queue(Contract):
             self.let_expire(store) if gone == "with its holder" else store.release(claim("a"), 1)
             granted(store.acquire(claim("newcomer")))
 
-    def test_a_release_that_comes_before_the_sleep_wakes_all_the_same(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        with Waiter(store, claim("w")) as waiter:
-            queued(waiter.ask())
-            store.release(claim("a"), 1)
-            asleep_at = clock()
-
-            waiter.sleep(20)
-
-            assert clock() - asleep_at < 10
-            granted(waiter.ask())
-
     def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
         store.acquire(claim("a"))
         with Waiter(store, claim("w")) as waiter:
@@ -136,16 +97,6 @@ class Queue(Contract):
             assert clock() - asleep_at < 10
             releasing.join()
             granted(waiter.ask())
-
-    def test_a_waiter_that_nobody_wakes_wakes_by_itself(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        with Waiter(store, claim("w")) as waiter:
-            queued(waiter.ask())
-            asleep_at = clock()
-
-            waiter.sleep(0.1)
-
-            assert 0.09 < clock() - asleep_at < 15
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(

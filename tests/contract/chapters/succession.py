@@ -1,5 +1,7 @@
 """Which call runs next: with `rerun` and `replace` it is the newest, and older ones end in its favour."""
 
+from dataclasses import replace
+
 import pytest
 
 from celery_singleton_lock.stores.records import RELEASED, Renewal
@@ -28,8 +30,6 @@ either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 
 
 class Succession(Contract):
-    """Calls that run after the present one, or in its place."""
-
     # The newest call is next.
 
     @either
@@ -112,20 +112,6 @@ class Succession(Contract):
         assert succeed(store, again(call("b", 2000)), rule) == "c"
 
     @either
-    def test_the_next_is_next_no_more_once_it_runs(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        store.release(call("a"), 1)
-
-        mine = succeeding(again(call("b", 2000)), rule)
-        grant = granted(store.acquire(mine))
-
-        assert successor_of(store) is None
-        assert granted(store.acquire(mine)).fence == grant.fence, "a lost reply costs no run"
-        store.release(mine, 1)
-        self.nothing_is_left(store)
-
-    @either
     def test_a_place_is_kept_for_the_next_for_so_long_and_not_longer(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), rule)
@@ -139,13 +125,6 @@ class Succession(Contract):
 
     # Rerun.
 
-    def test_a_rerun_asks_no_holder_to_make_way(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        for _ in range(2):
-            assert succeed(store, again(call("b", 2000)), "rerun") == "b"
-
-        assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
-
     def test_the_next_of_another_task_supersedes_nobody(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         assert succeed(store, call("other", 2000), "rerun", "shop.other") == "other"
@@ -158,6 +137,14 @@ class Succession(Contract):
         store.release(call("a"), 1)
         granted(store.acquire(succeeding(again(call("other", 2000)), "rerun", "shop.other")))
         assert succeed(store, again(call("mine", 1500)), "rerun") == "mine"
+
+    def test_a_successor_is_known_by_its_task_whatever_its_label(self, store: Store) -> None:
+        granted(store.acquire(call("a")))
+        for mine, label in ((call("b", 3000), "supplier 7"), (call("c", 2000), "another")):
+            labelled = replace(mine, facts=replace(mine.facts, label=label))
+            assert succeed(store, labelled, "rerun", "shop.other") == "b"
+
+        assert succeed(store, call("d", 2000), "rerun") is None
 
     def test_an_older_call_ends_in_favour_of_a_newer_run_that_the_successor_of_another_task_hides(
         self, store: Store
@@ -176,15 +163,6 @@ class Succession(Contract):
 
     # Replace.
 
-    def test_a_holder_is_asked_to_make_way_only_when_its_successor_was_requeued(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-
-        for _ in range(2):
-            assert succeed(store, call("b", 2000), "replace") == "b"
-            assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
-        assert succeed(store, again(call("b", 2000)), "replace") == "b"
-        assert store.renew([call("a")], 1.0) == [Renewal.REPLACED]
-
     def test_a_holder_that_is_replaced_hears_of_it_and_holds_until_it_lets_go(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, again(call("b", 2000)), "replace")
@@ -199,14 +177,6 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("b", 2000)), "replace")))
         assert store.renew([call("b")], 1.0) == [Renewal.RENEWED]
         assert successor_of(store) is None
-
-    def test_one_holder_at_a_time_is_asked_to_make_way_and_the_oldest_first(self, store: Store) -> None:
-        for name in "xyz":
-            granted(store.acquire(call(name, 1000, limit=3)))
-        for _ in range(3):
-            succeed(store, again(call("b", 2000, limit=3)), "replace")
-
-        assert store.renew([call(name) for name in "zyx"], 1.0) == [Renewal.RENEWED, Renewal.RENEWED, Renewal.REPLACED]
 
     def test_a_holder_stays_if_its_successor_gets_another_place(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000, limit=2)))

@@ -45,7 +45,6 @@ def message(task_id: str, published: float = 0.0, token: str = "", **more: Any) 
 
 
 def turn_of(store: Store, task_id: str, published: float = 0.0) -> Claim:
-    """The claim of a message that was refused now, with its turn."""
     claim = message(task_id, published)
     return replace(claim, rank=refused(store.acquire(claim)).rank)
 
@@ -73,8 +72,6 @@ def listening(store: Store, *task_ids: str) -> Iterator[dict[str, list[str]]]:
 
 
 class Turns(Contract):
-    """The turns of messages."""
-
     def test_messages_are_served_in_the_order_of_their_first_refusal(self, store: Store) -> None:
         store.acquire(claim("a"))
         calls = [turn_of(store, each, published=number * 60) for number, each in enumerate(["c", "a", "b"])]
@@ -114,25 +111,6 @@ class Turns(Contract):
         store.unmark(KEY, "second")
         refused(store.acquire(turns["second"]))
         assert line_of(store) == ["first", "second", "third", "fourth"]
-
-    def test_one_that_comes_later_passes_nobody(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        turn_of(store, "young", published=2)
-        self.pass_time(ON_ITS_WAY + 1)
-        turn_of(store, "old", published=1)
-
-        assert line_of(store) == ["young", "old"]
-
-    def test_asking_again_keeps_the_turn(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        first = turn_of(store, "first")
-        self.pass_time(5)
-        turn_of(store, "second")
-
-        again = refused(store.acquire(replace(first, token="of another delivery")))
-
-        assert again.rank == first.rank
-        assert line_of(store) == ["first", "second"]
 
     def test_those_in_a_slot_and_those_in_the_broker_wait_in_one_line(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -174,39 +152,6 @@ class Turns(Contract):
                 refused(store.acquire(each))
 
         assert line_of(store) == ["1", "2", "3", "5"]
-
-    def test_one_that_was_passed_over_is_granted_before_all_that_came_after_it(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        passed_over, other = turn_of(store, "passed over"), turn_of(store, "other")
-        with listening(store, "other") as heard:
-            self.pass_time(ON_ITS_WAY + 1)
-            store.release(claim("a"), 1)
-            until(lambda: _called(heard) == {"other"}, "the other one is called")
-
-            granted(store.acquire(passed_over))
-        assert not store.look(other).comes
-
-    def test_who_looks_and_comes_keeps_its_place_from_newcomers(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        first = turn_of(store, "first")
-        self.pass_time(SHORT + 0.1)
-        assert store.look(first).comes
-
-        # It listens no longer, and is not there yet.
-        assert refused(store.acquire(claim("newcomer"))).first.task_id == "first"
-        granted(store.acquire(first))
-
-    def test_however_many_have_died_the_first_that_lives_goes_before_a_newcomer(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        for number in range(450):
-            turn_of(store, f"dead {number}")
-        lives = turn_of(store, "lives")
-        with listening(store, "lives") as heard:
-            self.pass_time(ON_ITS_WAY + 1)
-            store.release(claim("a"), 1)
-            until(lambda: _called(heard), "it is called")
-            assert refused(store.acquire(claim("newcomer"))).first.task_id == "lives"
-            granted(store.acquire(lives))
 
     def test_a_grant_calls_the_others_for_whom_places_are_left(self, store: Store) -> None:
         holders = [claim(each, ttl=SHORT, limit=3) for each in "abc"]
@@ -329,14 +274,6 @@ class Turns(Contract):
         refused(store.acquire(away))
         assert line_of(store) == ["away", "another"]
 
-    def test_a_turn_whose_time_is_over_keeps_nobody_out(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=10 * SHORT))
-        refused(store.acquire(replace(claim("dead"), turn_for=SHORT, waits_here=True)))
-        self.pass_time(SHORT + 1)
-        store.release(claim("a"), None)
-
-        granted(store.acquire(message("new")))
-
     def test_who_cannot_wait_is_not_kept_out_by_one_that_is_away(self, store: Store) -> None:
         store.acquire(claim("a"))
         away = turn_of(store, "away")
@@ -403,41 +340,6 @@ class Turns(Contract):
             store.release(claim("a"), 1)
             assert store.look(calls[-1]).is_near, "it finds soon whether the first comes"
 
-    def test_nothing_is_left_of_a_line_whose_last_turn_was_unheard_and_came_back(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        late = turn_of(store, "late")
-        self.pass_time(ON_ITS_WAY + 1)
-        for each in (claim("a"), claim("b")):
-            granted(store.acquire(each))
-            store.release(each, 1)
-
-        granted(store.acquire(late))
-        store.release(late, 1)
-
-        self.nothing_is_left(store)
-
-    def test_one_that_comes_back_without_its_turn_yields_to_none_that_was_refused_later(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        first = turn_of(store, "first")
-        turn_of(store, "second")
-        store.unmark(KEY, "first")
-        store.release(claim("a"), 1)
-
-        granted(store.acquire(first))
-
-    def test_who_looks_comes_once_a_place_is_free_and_takes_nothing(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        first, second = turn_of(store, "first"), turn_of(store, "second")
-
-        place = store.look(second)
-        assert (place.comes, place.is_near) == (False, True)
-        assert 0 < place.free_in <= 30
-        store.release(claim("a"), 1)
-
-        assert store.look(first).comes
-        assert not store.look(second).comes
-        assert store.holders(KEY) == []
-
     def test_who_looks_and_has_no_turn_comes_and_leaves_nothing(self, store: Store) -> None:
         stranger = replace(message("stranger"), rank=7)
         assert store.look(stranger).comes
@@ -469,21 +371,6 @@ class Turns(Contract):
         assert isinstance(place, Position)
         assert place.comes
         self.nothing_is_left(store)
-
-    def test_a_newcomer_goes_behind_those_that_wait_for_a_free_place(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        turn_of(store, "first")
-        store.release(claim("a"), 1)
-
-        assert refused(store.look(message("newcomer"))).first.task_id == "first"
-        assert line_of(store) == ["first", "newcomer"]
-
-    def test_a_newcomer_finds_the_turn_that_its_message_has_already(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        first = turn_of(store, "first")
-
-        assert refused(store.look(message("first"))).rank == first.rank
-        assert line_of(store) == ["first"]
 
     def test_a_turn_that_is_taken_for_a_message_which_has_gone_meanwhile_ends(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -557,18 +444,6 @@ class Turns(Contract):
             assert isinstance(store.acquire(calls[0]), Grant)
             assert isinstance(store.acquire(calls[2]), Conflict)
 
-    def test_a_message_that_has_ended_leaves_its_turn_and_the_next_is_called(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        first, second = turn_of(store, "first"), turn_of(store, "second")
-        with listening(store, "first", "second") as heard:
-            store.release(claim("a"), 1)
-            until(lambda: first.facts.task_id in _called(heard), "it is called")
-            store.unmark(KEY, "first")
-            until(lambda: second.facts.task_id in _called(heard), "it is called")
-
-        store.unmark(KEY, "second")
-        self.nothing_is_left(store)
-
     def test_a_call_whose_task_has_another_policy_by_now_does_not_find_its_own_turn_in_its_way(
         self, store: Store
     ) -> None:
@@ -606,17 +481,6 @@ class Turns(Contract):
 
         assert refused(store.acquire(copy)).is_own
         assert line_of(store) == []
-
-    def test_a_copy_that_waits_for_its_turn_passes_nobody(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        turn_of(store, "first")
-        second = turn_of(store, "second")
-        refused(store.acquire(replace(second, token="of the copy", may_be_copy=True)))
-        with listening(store, "first", "second") as heard:
-            store.release(claim("a"), None)
-            until(lambda: _called(heard), "one of them is called")
-
-        assert _called(heard) == {"first"}
 
     def test_the_successor_is_called_and_the_one_that_it_supersedes(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -673,14 +537,6 @@ class Turns(Contract):
 
         granted(store.acquire(living))
 
-    def test_many_dead_keep_no_call_out(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=300.0))
-        self.they_have_died(store)
-        self.pass_time(301)
-
-        # The policy `skip` takes no turn.
-        granted(store.acquire(claim("b")))
-
     def test_many_dead_keep_no_call_out_that_can_wait(self, store: Store) -> None:
         store.acquire(claim("a", ttl=300.0))
         self.they_have_died(store)
@@ -704,7 +560,6 @@ class Turns(Contract):
         granted(store.acquire(living))
 
     def they_have_died(self, store: Store) -> None:
-        """Many calls wait, and their worker has died."""
         for number in range(MANY):
             turn_of(store, f"dead-{number}", number)
         self.pass_time(ON_ITS_WAY + 1)

@@ -28,7 +28,8 @@ from tests.contract.asking import (
     tokens,
 )
 
-MINE = {"task_id": "mine", "task_name": "shop.other", "hostname": "here", "pid": 7, "published": 5, "label": "shop 1"}
+LABEL = "supplier 7, 100 % of Müller"
+MINE = {"task_id": "mine", "task_name": "shop.other", "hostname": "here", "pid": 7, "published": 5, "label": LABEL}
 
 
 def written(store: Store, field: str, key: str = KEY) -> str:
@@ -44,12 +45,11 @@ def add(store: Store, field: str, more: str, key: str = KEY) -> None:
 
 
 class Versions(Contract):
-    """Facts of another version of this library harm nobody."""
-
     def test_a_holder_of_a_later_version_is_a_holder(self, store: Store) -> None:
         mine = claim("a", limit=2, **MINE)
         granted(store.acquire(mine))
         (before,) = store.holders(KEY)
+        assert {name: getattr(before, name) for name in MINE} == MINE
         add(store, "1:", " 6000 soon")
         add(store, "1:n", "\x1fmore")
         write(store, "1:zone", "b")
@@ -75,16 +75,16 @@ class Versions(Contract):
         add(store, "1:n", "\x1fmore")
 
         asked, _ = Inventory(store).break_lock(KEY, ["a"], "alice")
-        assert [each.label for each in asked] == ["shop 1"]
+        assert [each.label for each in asked] == [LABEL]
         assert store.renew([mine], 1.0) == [Renewal.BROKEN]
         write(store, "!a", "1")
         grant = granted(store.acquire(claim("b")))
         assert grant.died is not None
-        assert (grant.died.task_name, grant.died.label) == ("shop.other", "shop 1")
+        assert (grant.died.task_name, grant.died.label) == ("shop.other", LABEL)
 
     @pytest.mark.parametrize("more", [",9,soon", "\x1fmore"])
     def test_a_mark_of_a_later_version_is_a_mark(self, store: Store, more: str) -> None:
-        mark_queued(store, "q", label="shop 1", queue="imports", published=5, due_for=3.0, cooldown=50.0)
+        mark_queued(store, "q", label=LABEL, queue="imports", published=5, due_for=3.0, cooldown=50.0)
         add(store, "queued", more)
         add(store, "cooldown", more if more[0] != "," else "\x1f")
 
@@ -92,7 +92,7 @@ class Versions(Contract):
         assert found(mark_queued(store, "another")).published == 5
         marks = {mark.state: mark for mark in store.survey([KEY])[0].marks}
         queued = marks["queued"]
-        assert (queued.task_id, queued.label, queued.queue, queued.due_for) == ("q", "shop 1", "imports", 3.0)
+        assert (queued.task_id, queued.label, queued.queue, queued.due_for) == ("q", LABEL, "imports", 3.0)
         assert marks["cooldown"].task_id == "q"
         refused(store.acquire(replace(call("b"), heeds_queued=True)))
         granted(store.acquire(replace(call("q"), heeds_queued=True)))
