@@ -27,7 +27,6 @@ def manage(env: dict[str, str], *arguments: str, code: int = 0) -> str:
 
 
 def make_tables(env: dict[str, str]) -> None:
-    """Make the tables of the shop in Django, for its suppliers and its results."""
     shutil.copy(_tables(), env["SHOP_DATABASE"])
 
 

@@ -67,12 +67,11 @@ def visit() -> Any:
 
 
 EVIL = "<script>alert(1)</script>"
+FULL = "Runs cannot lock: the store is full"
 PAGE, BREAK = "/admin/celery_singleton_lock/lock/", "/admin/celery_singleton_lock/lock/break/"
 
 
 class Visitors:
-    """Users of the admin, each with other rights, and a lock that somebody holds."""
-
     def __init__(self) -> None:
         from celery_singleton_lock.definition.settings import store_of
         from celery_singleton_lock.stores.records import Claim, Facts
@@ -119,6 +118,21 @@ def sent(client: Any, page: Any, key: str, holder: str) -> list[Any]:
     return [302, *re.findall(r'<li class="(\w+)">(.*?)</li>', after)]
 
 
+def run_commands() -> Any:
+    from django.core.management import call_command
+
+    def told(*command: str) -> str:
+        call_command(*command, stdout=(said := io.StringIO()))
+        return said.getvalue()
+
+    dumped = [json.loads(told("dumpdata", *more)) for more in ([], ["--all"])]
+    return {
+        "has a table": "celery_singleton_lock" in told("makemigrations", "--check", "--dry-run"),
+        "no issues": "no issues" in told("check"),
+        "dumped": ["auth.permission" in {each["model"] for each in rows} for rows in dumped],
+    }
+
+
 def visit_admin() -> Any:
     from django.test import Client
 
@@ -162,10 +176,11 @@ def visit_admin() -> Any:
         "label": [EVIL in page, "&lt;script&gt;alert(1)&lt;/script&gt;" in page],
         "needs no extra": "flask" not in sys.modules,
         "other pages": [visitors["operator"].get(f"{PAGE}{path}").status_code for path in ("add/", "x/change/")],
+        "commands": run_commands(),
     }
 
 
-def test_the_admin_shows_the_locks_to_those_who_may_see_them(env: dict[str, str]) -> None:
+def test_the_admin_shows_the_locks_to_those_who_may_see_them_and_no_command_wants_a_table(env: dict[str, str]) -> None:
     make_tables(env)
 
     assert visited(visit_admin, env) == {
@@ -178,11 +193,31 @@ def test_the_admin_shows_the_locks_to_those_who_may_see_them(env: dict[str, str]
         "label": [False, True],
         "needs no extra": True,
         "other pages": [404, 404],
+        "commands": {"has a table": False, "no issues": True, "dumped": [True, True]},
     }
+
+
+def look_while_the_store_is_full(all_of: Visitors) -> Any:
+    with redis.Redis.from_url(all_of.app.conf.singleton_lock_url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            return all_of.operator.get(PAGE)
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+def ask_while_the_store_is_away(all_of: Visitors, operator: Any, page: Any) -> list[Any]:
+    all_of.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
+    form = {"csrfmiddlewaretoken": token_in(page), "key": all_of.held.key, "holder": "the-holder"}
+    answer = operator.post(BREAK, form)
+    away = operator.get(answer.headers["Location"])
+    text = away.content.decode()
+    return [answer.status_code, away.status_code, "did not answer" in text, "pa55" in text, len(all_of.noted())]
 
 
 def break_in_the_admin() -> Any:
     all_of = Visitors()
+    full = look_while_the_store_is_full(all_of)
     operator, reader, store = all_of.operator, all_of.client("reader", "view_lock"), all_of.store
     page, key = operator.get(PAGE), all_of.held.key
     form = {"key": key, "holder": "the-holder"}
@@ -205,10 +240,12 @@ def break_in_the_admin() -> Any:
         "dropped": sent(operator, page, all_of.free, ""),
         "noted": [[name, {key: "held", all_of.free: "free"}[about], text] for name, about, text in all_of.noted()],
         "recent actions": key in operator.get("/admin/").content.decode(),
+        "full": [full.status_code, *(words in full.content.decode() for words in (FULL, 'role="alert"', "the-holder"))],
+        "away": ask_while_the_store_is_away(all_of, operator, page),
     }
 
 
-def test_who_may_asks_a_holder_to_stop_and_the_log_of_the_admin_has_it(env: dict[str, str]) -> None:
+def test_who_may_asks_a_holder_to_stop_and_is_told_of_a_store_that_is_full_or_away(env: dict[str, str]) -> None:
     make_tables(env)
 
     told = visited(break_in_the_admin, env)
@@ -231,69 +268,10 @@ def test_who_may_asks_a_holder_to_stop_and_the_log_of_the_admin_has_it(env: dict
         "dropped": [302, ["success", "The marks are gone."]],
         "noted": [["operator", "free", "Dropped its marks."], ["operator", "held", "Asked the-holder to stop."]],
         "recent actions": True,
-    }
-
-
-def look_while_the_store_is_full_and_ask_while_it_is_away() -> Any:
-    all_of = Visitors()
-    operator = all_of.operator
-    with redis.Redis.from_url(all_of.app.conf.singleton_lock_url) as client:
-        client.config_set("maxmemory", 1)
-        try:
-            full = operator.get(PAGE)
-        finally:
-            client.config_set("maxmemory", 0)
-    all_of.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
-    form = {"csrfmiddlewaretoken": token_in(full), "key": all_of.held.key, "holder": "the-holder"}
-    answer = operator.post(BREAK, form)
-    away = operator.get(answer.headers["Location"])
-    said, text = full.content.decode(), away.content.decode()
-    return {
-        "full": [
-            full.status_code,
-            "Runs cannot lock: the store is full" in said,
-            'role="alert"' in said,
-            "the-holder" in said,
-        ],
-        "away": [answer.status_code, away.status_code, "did not answer" in text, "pa55" in text],
-        "noted": all_of.noted(),
-    }
-
-
-def test_a_store_that_is_full_or_away_is_said_in_the_admin(env: dict[str, str]) -> None:
-    make_tables(env)
-
-    assert visited(look_while_the_store_is_full_and_ask_while_it_is_away, env) == {
         # Above the locks.
         "full": [200, True, True, True],
-        "away": [302, 503, True, False],
-        "noted": [],
+        "away": [302, 503, True, False, 2],
     }
-
-
-def run_commands() -> Any:
-    from django.core.management import call_command
-
-    def told(*command: str) -> str:
-        call_command(*command, stdout=(said := io.StringIO()))
-        return said.getvalue()
-
-    dumped = [json.loads(told("dumpdata", *more)) for more in ([], ["--all"])]
-    return {
-        "makemigrations": told("makemigrations", "--check", "--dry-run"),
-        "check": told("check"),
-        "dumped": ["auth.permission" in {each["model"] for each in rows} for rows in dumped],
-    }
-
-
-def test_the_locks_have_no_table_that_a_command_of_django_wants(env: dict[str, str]) -> None:
-    make_tables(env)
-
-    told = visited(run_commands, env)
-
-    assert "celery_singleton_lock" not in told["makemigrations"]
-    assert "no issues" in told["check"]
-    assert told["dumped"] == [True, True]
 
 
 FAULTS: list[tuple[dict[str, Any], list[str]]] = [

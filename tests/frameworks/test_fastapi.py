@@ -82,7 +82,6 @@ def test_a_dependency_holds_a_lock_for_its_request(env: dict[str, str]) -> None:
 
 @contextmanager
 def served(env: dict[str, str], log: Path) -> Iterator[str]:
-    """The URL of the shop, under uvicorn with two processes."""
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "uvicorn", f"{SHOP}:api", "--workers", "2", "--port", str(port)]
     with log.open("wb") as output:

@@ -24,12 +24,10 @@ StartWorker = Callable[..., Worker]
 
 
 def programs_of(page: str) -> list[str]:
-    """The Python of *page*, block by block."""
     return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
 
 
 def program_of(page: str) -> str:
-    """The same as one program."""
     return "\n".join(programs_of(page))
 
 

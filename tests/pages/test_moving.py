@@ -73,7 +73,6 @@ options = dict(base=AtTheShop, heimdall=dict(unique=True))
     ]
 )
 def sides(request: pytest.FixtureRequest, folder: Path, valkey: Server) -> Iterator[dict[str, ModuleType]]:
-    """The same program with the library of before, and with this one."""
     modules = {}
     for name, side in {"before": OLD[request.param], "after": NEW}.items():
         text = PROGRAM.format(url=valkey.url, side=side.format(url=valkey.url))
