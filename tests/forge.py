@@ -35,7 +35,6 @@ class Forged:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
         if self._code is None and self._ended.exists():
             self._code = int(self._ended.read_text())
             self._ended.unlink()
@@ -74,8 +73,6 @@ def start(arguments: list[str], env: dict[str, str], log: Path) -> Started:
 
 
 class _Forge:
-    """The process that forks, and the connection to it."""
-
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],

@@ -7,7 +7,6 @@ from celery.app.trace import build_tracer
 
 
 def tracer_of(task: Task) -> Any:
-    """Make the tracer of a task as a worker does before the first message."""
     for each in task.app.tasks.values():
         each.__trace__ = build_tracer(each.name, each, app=task.app)
     return task.__trace__

@@ -54,7 +54,6 @@ Outcomes = dict[str, list[Outcome]]
 
 
 def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float) -> tuple[Outcomes, Outcomes]:
-    """The outcomes of Celery's tests without the lock and with it, played at the same time."""
     _fetch()
     with ThreadPoolExecutor(2) as pool:
         sides = [pool.submit(_play, only, without, seconds, locked=locked) for locked in (False, True)]

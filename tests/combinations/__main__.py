@@ -50,7 +50,6 @@ class Run:
         self.is_good = True
 
     def play(self, programs: Sequence[Program], seconds: float) -> None:
-        """Play all that can be begun within so many seconds."""
         end = time.monotonic() + seconds
         with ThreadPoolExecutor(STAGES_ABREAST) as pool:
             for played in pool.map(lambda hand: self._stage(hand) if time.monotonic() < end else [], hands(programs)):

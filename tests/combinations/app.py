@@ -45,7 +45,6 @@ class Unlocked(Recorded, Task):
 
 
 def send_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> None:
-    """At the first attempt, do what the script says of retries."""
     once = {**script, "retries": "none"}
     if task.request.retries or script["retries"] == "none":
         return

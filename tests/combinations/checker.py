@@ -43,7 +43,6 @@ def check(history: History) -> list[Finding]:
 
 
 def one_body_of_a_message(known: Known) -> Iterator[str]:
-    """Two bodies of one task id never run at once."""
     # `retry` and `replace` publish before their body has left. Without a lease nothing keeps the next one waiting.
     overlap = 0.25 if known.program.mode == "until_executing" else 0.0
     for first, second in combinations(known.bodies, 2):
@@ -52,7 +51,6 @@ def one_body_of_a_message(known: Known) -> Iterator[str]:
 
 
 def one_at_a_time(known: Known) -> Iterator[str]:
-    """Never more bodies of a key than the largest limit in use."""
     if known.program.mode != "until_executing":
         yield from map(str, exclusive(known.bodies, lambda _: known.program.limit)[0])
 
@@ -75,7 +73,6 @@ def every_call_can_be_sent(known: Known) -> Iterator[str]:
 
 
 def every_call_ends(known: Known) -> Iterator[str]:
-    """Every `.get()` returns, and where nothing can be got, a worker has ended the call."""
     for answer in known.history.answers:
         if answer.merged or waits_for_celery(known, answer):
             continue
@@ -87,7 +84,6 @@ def every_call_ends(known: Known) -> Iterator[str]:
 
 
 def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
-    """A call fails with an error that is in its program."""
     for answer in known.history.answers:
         if answer.state == "FAILURE" and answer.error not in may_fail_with(known, answer):
             yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
@@ -99,7 +95,6 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
 
 
 def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
-    """A call that was skipped, refused, superseded or replaced names another that has run."""
     texts = {
         answer.task_id: answer.text
         for answer in known.history.answers
@@ -121,7 +116,6 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
 
 
 def who_succeeds_has_run(known: Known) -> Iterator[str]:
-    """A success has a body, unless it joins another."""
     for answer in known.history.answers:
         place = known.calls[answer.call].place
         if answer.state != "SUCCESS" or answer.merged or place == "chord header":
@@ -147,7 +141,6 @@ def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
 
 
 def the_newest_runs(known: Known) -> Iterator[str]:
-    """After `rerun` and `replace` the newest call has run."""
     if not known.program.policies <= {"rerun", "replace"} or not known.history.answers:
         return
     if any(_ends_early(known, call) for call in known.calls):
@@ -196,7 +189,6 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
 
 
 def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
-    """The message has run, and nothing has cut it short."""
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
     is_plain = call.place == "single" and call.route != "send_task" and call.retries == "none" and not call.other
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
@@ -234,7 +226,6 @@ def _published_at_latest(known: Known, answer: Answer) -> float:
 
 
 def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
-    """A copy of a run that has ended is dropped."""
     replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
     completed = [body for body in known.bodies if body.body in (*_COMPLETED, *_HANDED_ON)]
     told = Counter((body.task_id, body.attempt, body.key) for body in completed)
@@ -245,7 +236,6 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
-    """A run that was interrupted to make way is not requeued."""
     if "replace" not in known.program.policies:
         return
     for first, second in pairwise(sorted(known.bodies, key=lambda body: (body.task_id, body.entered))):
@@ -254,7 +244,6 @@ def who_was_replaced_is_over(known: Known) -> Iterator[str]:
 
 
 def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
-    """While a call is queued, or not over where the mode counts that, another is not sent."""
     tasks = known.program.tasks
     if known.program.limit > 1 or known.program.mode == "while_executing" or any(task["queue_ttl"] for task in tasks):
         return
@@ -270,7 +259,6 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
 
 
 def no_flood(known: Known) -> Iterator[str]:
-    """One call does not become a thousand messages."""
     for task_id, began in known.began.items():
         if len(began) > MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0]):
             yield f"{task_id[:8]} began {len(began)} times"
@@ -280,7 +268,6 @@ def no_flood(known: Known) -> Iterator[str]:
 
 
 def nothing_is_left(known: Known) -> Iterator[str]:
-    """After the end no key of the program is in the store."""
     yield from known.history.left
 
 
@@ -334,7 +321,6 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
 
 
 def _is_stopped(known: Known, answer: Answer) -> bool:
-    """Its own program has revoked it or let it expire."""
     call = known.calls[answer.call]
     return call.ending in ("revoke", "terminate") or call.timing == "expires"
 
@@ -381,7 +367,6 @@ def _is_cut_short(call: Call) -> bool:
 
 
 def _is_there(known: Known, answer: Answer, moment: float) -> bool:
-    """At that moment it was queued, or not over where the mode counts that."""
     began, bodies = known.began.get(answer.task_id), known.of(answer.task_id)
     if not began or not bodies:
         return False

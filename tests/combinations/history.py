@@ -75,7 +75,6 @@ class Known:
         return [body for body in self.bodies if body.task_id == task_id]
 
     def skipped(self, task_id: str) -> list[float]:
-        """When a message with this task id was."""
         return [some.at for some in self.refused if some.outcome == "skipped" and some.task_id == task_id]
 
 

@@ -68,8 +68,6 @@ def play(stage: Stage, programs: Sequence[Program]) -> list[Played]:
 
 
 class Part:
-    """One program being played, by a thread of its own."""
-
     def __init__(self, stage: Stage, program: Program, key: str, bound: float) -> None:
         self.key, self._bound = key, bound
         self._stage, self.program = stage, program
@@ -146,7 +144,6 @@ class Part:
         return options
 
     def _strike(self, call: Call, result: AsyncResult) -> None:
-        """Revoke the call if its ending says so: at once, or when its body runs."""
         if call.ending == "revoke":
             result.revoke()
         elif call.ending == "terminate":
@@ -201,7 +198,6 @@ class Part:
     # What is left.
 
     def _settle(self) -> None:
-        """Wait until nothing happens any more, and the keys of the program are gone."""
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
         self._until(lambda: self._is_quiet(quiet), time.monotonic() + self._bound / 2)
         for body in self._bodies():
@@ -295,7 +291,6 @@ def _find(result: Any, task_id: str) -> AsyncResult | None:
 
 
 def _got(result: Any, end: float) -> tuple[str, str, str]:
-    """State, error and text of a result, as who waits for it gets them."""
     try:
         result.get(timeout=max(0.5, end - time.monotonic()), interval=_STEP)
     except NotWithin:
@@ -307,7 +302,6 @@ def _got(result: Any, end: float) -> tuple[str, str, str]:
 
 
 def is_over(task_id: str, events: Sequence[Event]) -> bool:
-    """The last that is known of a call is that it has ended, and not that it is requeued."""
     over = False
     for event in list(events):
         if event.facts.get("task_id") != task_id:

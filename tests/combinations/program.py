@@ -88,7 +88,6 @@ def read(line: str) -> Program:
 
 
 def draw(seed: int, number: int) -> list[Program]:
-    """So many programs, a stage at a time, so that few have to be set up."""
     rng = random.Random(f"combinations {seed}")
     programs: list[Program] = []
     while len(programs) < number:

@@ -38,8 +38,6 @@ _HUNG_IN_AMQP = re.compile(
 
 
 class Servers:
-    """A store of locks, brokers and results, started where they are first asked for."""
-
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._rabbit: Rabbit | None = None

@@ -74,7 +74,6 @@ def rules(
     stage: dict[str, Any] | None = None,
     **more: Any,
 ) -> set[str]:
-    """The rules that are broken by a program of two calls of one task, with these options."""
     calls = (Call(number=0, **(call or {})), Call(number=1, **(other or {})))
     program = Program({**PLAIN, **(stage or {})}, ({**bare_task(), **(task or {})},), calls)
     return {finding.promise for finding in check(History(program, events, answers, **more))}

@@ -31,7 +31,6 @@ def run(*command: str, timeout: float = 60, **env: str) -> "subprocess.Completed
 
 @pytest.fixture(scope="module")
 def compose() -> tuple[str, ...]:
-    """The command, as a plugin of the client or as the program of old."""
     if not shutil.which("docker") or run("docker", "info").returncode:
         missing("no Docker engine answers")
     if not run("docker", "compose", "version").returncode:
@@ -43,7 +42,6 @@ def compose() -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def stories(compose: tuple[str, ...]) -> dict[str, Told]:
-    """Both at the same time, with the lock and without."""
     built = run(*compose, "build", timeout=300)
     assert built.returncode == 0, built.stdout
 

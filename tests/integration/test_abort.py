@@ -49,7 +49,6 @@ def task_of(app: Celery, body: Callable[[Any], Any], **options: Any) -> Any:
 
 
 def run(task: Any, *args: Any) -> Any:
-    """As a worker does, in the thread that calls this; the result of it."""
     task_id, _ = traced(task, *args)
     return task.AsyncResult(task_id)
 
@@ -82,8 +81,6 @@ def starts_threads(self: Any) -> None:
 
 
 def waiting(run_work: RunWork) -> Callable[[Any], None]:
-    """A body in one long wait, which only its loop can end."""
-
     def waits(self: Any) -> None:
         lease, cleaned = self.lock, list[bool]()
 
@@ -153,7 +150,6 @@ MORE_WAYS: dict[str, RunWork] = {
 
 
 def leaves_a_task_elsewhere(self: Any) -> None:
-    """A body that does not wait for a task of another loop."""
     with running(asyncio.new_event_loop()) as loop:
         left = asyncio.run_coroutine_threadsafe(asyncio.sleep(LONG), loop)
         try:

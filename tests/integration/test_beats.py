@@ -366,7 +366,6 @@ def test_a_message_says_when_its_entry_was_due(valkey: Server, when: Any, due: s
 
 def test_a_beat_that_is_refused_says_so_once_in_a_while_until_it_leads(caplog: pytest.LogCaptureFixture) -> None:
     def told(beat: Beat) -> int:
-        """How often in as many looks as a moment has."""
         caplog.clear()
         for _ in range(20):
             beat.tick()

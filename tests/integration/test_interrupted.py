@@ -53,7 +53,6 @@ def app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Celery:
 
 @pytest.fixture
 def struck() -> Iterator[Callable[[Callable[[], object], float], bool]]:
-    """Calls something until a signal has raised in it, once, after so many seconds; returns whether one has."""
     is_set = False
 
     def strike(_: int, frame: FrameType) -> None:
@@ -108,7 +107,6 @@ def blocks(app: Celery) -> Callable[[str], object]:
 
 
 def refusals(app: Celery) -> Callable[[str], object]:
-    """By a lock that is held, at once or after a wait."""
     store_of(app).acquire(Claim(Lock("taken", app=app).key, "holder", 600.0))
 
     def call(name: str) -> None:
@@ -210,10 +208,11 @@ print("well")
 @pytest.mark.parametrize(
     "patch",
     [
-        "from gevent import monkey, spawn; monkey.patch_all()",
-        "import eventlet; eventlet.monkey_patch(); spawn = eventlet.spawn",
+        pytest.param("from gevent import monkey, spawn; monkey.patch_all()", id="gevent"),
+        pytest.param(
+            "import eventlet; eventlet.monkey_patch(); spawn = eventlet.spawn", id="eventlet", marks=pytest.mark.prove
+        ),
     ],
-    ids=["gevent", "eventlet"],
 )
 def test_an_error_that_is_thrown_into_a_greenlet_at_any_moment_harms_nobody_else(valkey: Server, patch: str) -> None:
     script = GREEN.format(patch=patch, strikes=STRIKES, patience=TTL + SLACK)

@@ -12,14 +12,13 @@ import pytest
 from celery import Celery
 from celery.utils.dispatch import Signal
 
-from celery_singleton_lock import Lease, Lock, LockLost, SingletonTask, current_lease, signals
+from celery_singleton_lock import Lease, Lock, SingletonTask, current_lease, signals
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.heartbeat import RenewalThread
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores.records import Claim
-from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.integration.conftest import is_renewed
 from tests.waiting import until
@@ -109,32 +108,6 @@ def test_a_loss_after_its_holder_was_asked_to_stop_is_told_as_well(
     assert asked.view.lost_reason == "replaced"
     until(lambda: "reason=unreachable" in caplog.text, "the log says it")
     asked.release()
-
-
-def test_who_checks_a_lease_late_learns_that_it_has_to_stop(app: Celery) -> None:
-    late = Holding(store_of(app), Claim(KEY, "mine", 30.0))
-    late.acquire()
-    Inventory(late.store).break_lock(KEY, ["mine"], "a person")
-    # As if the heartbeat had got no time to run.
-    late.deadline = 0.0
-
-    with pytest.raises(LockLost, match="broken"):
-        late.check()
-    assert late.time_left > 0
-    late.release()
-
-
-@pytest.mark.parametrize("reason", [None, "replaced", "expired"])
-def test_behind_its_deadline_no_lease_has_less_than_no_time(app: Celery, reason: LostReason | None) -> None:
-    late = Holding(store_of(app), Claim(KEY, "mine", 30.0))
-    late.acquire()
-    if reason is not None:
-        late.lose(reason)
-    late.deadline = 0.0
-
-    assert (late.time_left, late.view.remaining(), late.view.held) == (0.0, 0.0, False)
-    late.release()
-    assert (late.time_left, late.view.remaining()) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

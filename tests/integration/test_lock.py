@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -26,6 +27,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis.encoding import ACQUIRE
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.forks import fork_in_c, in_a_fork
 from tests.monitor import Monitor
 from tests.proxy import Proxy
@@ -110,15 +112,15 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("with_it", [0, 12])
-def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Server, with_it: int) -> None:
-    """Also if others that wait die with it."""
-    command = [sys.executable, "-c", HOLD, server.url, str(with_it)]
+def test_when_the_holder_dies_and_others_that_wait_with_it_a_waiter_gets_the_lock_within_the_ttl(
+    server: Server,
+) -> None:
+    command = [sys.executable, "-c", HOLD, server.url, "12"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout is not None
             assert holder.stdout.readline() == b"held\n"
-            until(lambda: Lock("stock", url=server.url).state().waiting == with_it, "they queue")
+            until(lambda: Lock("stock", url=server.url).state().waiting == 12, "they queue")
         finally:
             holder.kill()
     killed = time.monotonic()
@@ -305,8 +307,8 @@ lock.acquire(blocking=False).release()
     "patch",
     [
         "from gevent import monkey; monkey.patch_socket()",
-        "from gevent import monkey; monkey.patch_all(select=False)",
-        "from gevent import monkey; monkey.patch_thread()",
+        pytest.param("from gevent import monkey; monkey.patch_all(select=False)", marks=pytest.mark.prove),
+        pytest.param("from gevent import monkey; monkey.patch_thread()", marks=pytest.mark.prove),
         "import eventlet; eventlet.monkey_patch(socket=True)",
     ],
 )
@@ -332,17 +334,26 @@ def hold_the_gil(seconds: float) -> None:
     ctypes.PyDLL(None).usleep(round(seconds * 1_000_000))
 
 
-def test_after_a_computation_that_stopped_the_heartbeat_a_check_asks_the_store(server: Server) -> None:
-    with Lock("stock", url=server.url, ttl=TTL) as lease:
-        hold_the_gil(LONGER)
-        lease.check()
-        assert lease.remaining() > 0
-
+def test_after_a_computation_that_stopped_the_heartbeat_a_check_asks_and_the_heartbeat_waits_for_a_far_store(
+    server: Server,
+) -> None:
+    with Proxy(server.port) as proxy, Lock("far", url=proxy.url, ttl=TTL) as far, ExitStack() as stack:
+        kept, deleted, broken = (stack.enter_context(Lock(name, url=server.url, ttl=TTL)) for name in "abc")
+        proxy.delay(0.1)
         with server.client() as client:
-            client.delete(lease.key)
+            client.delete(deleted.key)
+        Inventory(store_at(server.url)).break_lock(broken.key, [broken.token], "alice")
         hold_the_gil(LONGER)
-        with pytest.raises(LockLost):
-            lease.check()
+
+        assert min(each.remaining() for each in (kept, deleted, broken)) >= 0
+        kept.check()
+        assert kept.remaining() > 0
+        with pytest.raises(LockLost, match="expired"):
+            deleted.check()
+        with pytest.raises(LockLost, match="broken"):
+            broken.check()
+        until(lambda: far.remaining() or far.lost, "the heartbeat has asked")
+        assert not far.lost
 
 
 @pytest.mark.prove
@@ -364,15 +375,6 @@ def test_a_request_that_arrives_after_its_release_leaves_nothing(server: Server)
             until(lambda: monitor.about(ACQUIRE.digest), "the request has arrived")
 
         until(lambda: lock.acquire(blocking=False), "the lock is free", timeout=10)
-
-
-def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far_away(server: Server) -> None:
-    with Proxy(server.port) as proxy:
-        proxy.delay(0.1)
-        with Lock("stock", url=proxy.url, ttl=TTL) as lease:
-            hold_the_gil(LONGER)
-            until(lambda: lease.remaining() or lease.lost, "the heartbeat has asked")
-            assert not lease.lost
 
 
 # Three stretches of a ttl that outlasts a machine's pause, which would be one more stretch. test_told sees the line.

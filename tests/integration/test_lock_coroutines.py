@@ -42,7 +42,6 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 async def become(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for it, while the loop goes on."""
     return await asyncio.to_thread(until, condition, what, SOON)
 
 

@@ -242,8 +242,6 @@ def test_what_is_not_done_when_it_returns_is_not_decorated(app: Celery, thing: A
 
 
 class Later:
-    """A callable object whose call is a coroutine function."""
-
     async def __call__(self, lock: Lock) -> int:
         return len(lock.state().holders)
 

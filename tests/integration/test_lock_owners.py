@@ -99,7 +99,6 @@ def test_the_blocks_of_a_reentrant_lock_end_in_any_order(url: str) -> None:
 
 
 def test_the_end_of_a_block_that_was_lost_takes_no_lease_from_another_one(url: str) -> None:
-    """Also where nothing says which of the two ends: neither was entered by a `with` statement, nor here."""
     lock = Lock("stock", url=url, ttl=1)
     lost, stack = in_a_context(lock.__enter__), ExitStack()
     assert store_at(url).release(Claim(lock.key, lost.token, 1), None) == RELEASED

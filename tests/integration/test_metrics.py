@@ -74,7 +74,6 @@ def told(app: Celery, counted: dict[str, int] | None = None) -> Samples:
 
 
 def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
-    """The text that Prometheus scrapes while a lock is held and a call is queued."""
     store = store_of(app)
     store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
     store.acquire(Claim(beat_key_of(app), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))

@@ -157,7 +157,7 @@ def test_while_the_store_is_silent_no_request_waits_and_none_piles_up(place: Pla
     waited = list[float]()
 
     def ask(path: str) -> None:
-        while watch.seconds < 5:
+        while watch.seconds < 3:
             began = watch.seconds
             visitor.get(path)
             waited.append(watch.seconds - began)

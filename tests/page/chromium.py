@@ -38,7 +38,6 @@ class Browser:
         self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
     def look_like(self, *, colour: str, width: int, height: int) -> None:
-        """The screen, and what its owner prefers."""
         self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": colour}])
         size = {"width": width, "height": height, "deviceScaleFactor": 1}
         self.ask("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)

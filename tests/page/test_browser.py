@@ -41,8 +41,6 @@ def chromium() -> str:
 
 
 class Serving(ThreadingMixIn, WSGIServer):
-    """A browser has several connections."""
-
     daemon_threads = True
 
 
@@ -172,7 +170,6 @@ def test_it_can_be_heard_and_used_without_a_mouse(chromium: str, url: str, tmp_p
 
 
 def corner(picture: Path) -> float:
-    """How bright the page is beside its content, of 255."""
     from matplotlib import image
 
     pixels: Any = image.imread(picture)

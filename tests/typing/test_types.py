@@ -68,14 +68,12 @@ def snippets(page: str) -> list[str]:
 
 
 def expected() -> Iterator[tuple[str, int, str, str]]:
-    """File, line, mypy's word and pyright's of each complaint that is expected."""
     for number, line in enumerate((HERE / "wrong.py").read_text(encoding="utf-8").splitlines(), start=1):
         if words := re.search(r"  # ([\w-]+)((?: report\w+)+)$", line):
             yield from (("wrong.py", number, words[1], word) for word in words[2].split())
 
 
 def without_others(complaints: set[Complaint], checker: int) -> tuple[set[Complaint], set[tuple[str, str]]]:
-    """The complaints about what is ours, and the others by file and word."""
     known = {(file, word) for file, words in OF_OTHERS.items() for word in words[checker].split()}
     of_others = {(file, word) for file, _, word in complaints} & known
     return {each for each in complaints if (each[0], each[2]) not in known}, known - of_others

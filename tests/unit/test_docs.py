@@ -378,7 +378,6 @@ class Line(NamedTuple):
 
 
 def fields_of(values: ast.expr, dicts: dict[str, ast.Dict]) -> Iterator[str]:
-    """The names of the fields in a dict, or in the variable that has one."""
     of = dicts[values.id] if isinstance(values, ast.Name) else values
     assert isinstance(of, ast.Dict)
     for key, value in zip(of.keys, of.values, strict=True):
@@ -389,7 +388,6 @@ def fields_of(values: ast.expr, dicts: dict[str, ast.Dict]) -> Iterator[str]:
 
 
 def lines_in(function: ast.FunctionDef) -> Iterator[Line]:
-    """The lines that a function writes by `write`, at once or later."""
     dicts = dict[str, ast.Dict]()
     for node in ast.walk(function):
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

@@ -42,27 +42,16 @@ def result_backend(serializer: str) -> Backend:
     return Backend(app=app, serializer=serializer)
 
 
-def assert_same(error: BaseException, original: BaseException) -> None:
-    assert type(error) is type(original)
-    assert error.args == original.args
-    assert vars(error) == vars(original)
-    assert str(error) == str(original)
-
-
 @pytest.mark.parametrize("error", EXAMPLES)
-def test_an_error_survives_pickle(error: SingletonLockError) -> None:
-    again = pickle.loads(pickle.dumps(error))
-
-    assert_same(again, error)
-
-
-@pytest.mark.parametrize("error", EXAMPLES)
-def test_an_error_survives_the_json_result_backend(error: SingletonLockError) -> None:
+def test_an_error_survives_pickle_and_the_json_result_backend(error: SingletonLockError) -> None:
     backend = result_backend("json")
-
     stored = json.loads(backend.encode(backend.prepare_exception(error)))
 
-    assert_same(backend.exception_to_python(stored), error)
+    for again in (pickle.loads(pickle.dumps(error)), backend.exception_to_python(stored)):
+        assert type(again) is type(error)
+        assert again.args == error.args
+        assert vars(again) == vars(error)
+        assert str(again) == str(error)
 
 
 def test_the_examples_cover_every_error_there_is() -> None:

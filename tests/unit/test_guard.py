@@ -91,8 +91,6 @@ def test_a_call_of_the_next_class_is_seen_through_a_wrapper(app: Celery, mixin: 
 
 
 class Branches(Task):
-    """It knows the right way, and takes another one when it is told to."""
-
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -170,6 +170,14 @@ def test_a_callable_gets_the_arguments_as_they_were_passed() -> None:
     assert one != keys(1, y={"tenant": "b"})
 
 
+def test_a_format_string_names_what_a_function_takes_besides() -> None:
+    def of_any(*args: Any, **kwargs: Any) -> None: ...
+
+    keys = maker(of_any, "{kwargs[repository]}/{args[0]}")
+
+    assert keys("a", repository=1, pull=1) == keys("a", repository=1, pull=2) != keys("b", repository=1, pull=1)
+
+
 @pytest.mark.parametrize("choice", [("supplier", "page"), "{supplier}-{page}"])
 def test_the_arguments_that_do_not_count_may_be_missing(choice: Any) -> None:
     def of_three(supplier: int, full: bool, *rest: int, page: int = 1, **others: int) -> None: ...

@@ -73,8 +73,6 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
 
 
 class BindsSlowly:
-    """Annotations of a task that another thread calls before they are made."""
-
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.is_binding = threading.Event()

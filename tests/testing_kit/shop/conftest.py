@@ -17,7 +17,6 @@ pytest_plugins = ["celery.contrib.pytest", "celery_singleton_lock.testing"]
 
 @pytest.fixture
 def celery_app() -> Iterator[Celery]:
-    """The shop's own app, with a broker and results in memory."""
     app.conf.update(broker_url="memory://", result_backend="cache+memory://")
     app.conf.broker_transport_options = {"polling_interval": 0.01}
     app.loader.import_task_module("celery.contrib.testing.tasks")
