@@ -23,12 +23,6 @@ from tests.waiting import Watch, lasted, until
 PROMPTLY = 30.0
 
 
-@pytest.fixture
-def proxy(valkey: Server) -> Iterator[Proxy]:
-    with Proxy(valkey.port) as proxy:
-        yield proxy
-
-
 def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
     server = valkey.url.removesuffix("/0")
     named = [("/3", {}), ("?db=3", {}), ("", {"db": 3}), ("", {}), ("/0", {}), ("/", {})]

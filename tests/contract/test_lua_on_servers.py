@@ -19,19 +19,6 @@ COPY = replace(MINE, may_be_copy=True)
 NEXT = replace(MINE, token="b", facts=Facts(task_id="id-of-b"), succeeds="rerun", supersedes_for=60.0)
 
 
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    store = Store(server.url, {})
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Any]:
-    with server.client() as client:
-        yield client
-
-
 # What they cost.
 
 VERBS: dict[str, Callable[[Store], Any]] = {

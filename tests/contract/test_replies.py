@@ -15,12 +15,6 @@ from tests.servers import Server
 
 
 @pytest.fixture
-def proxy(valkey: Server) -> Iterator[Proxy]:
-    with Proxy(valkey.port) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def store(proxy: Proxy) -> Iterator[Store]:
     store = Store(proxy.url, {})
     other = Claim("singleton:v3:{other:00}", "a", 30.0)

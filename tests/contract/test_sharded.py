@@ -35,19 +35,6 @@ def server(node: Node) -> Node:
     return node
 
 
-@pytest.fixture
-def client(server: Node) -> Iterator[Any]:
-    with server.client() as client:
-        yield client
-
-
-@pytest.fixture
-def store(server: Node) -> Iterator[Store]:
-    store = Store(server.url, {})
-    yield store
-    store.close()
-
-
 def test_leases_in_several_slots_are_renewed_and_the_refusal_is_met_once(store: Store, client: Any) -> None:
     claims = [claim("a"), claim("b", key=OTHER), claim("c", key="singleton:v3:{third:00}", ttl=20.0)]
     for each in claims:

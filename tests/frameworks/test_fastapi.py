@@ -50,10 +50,13 @@ def visit() -> Any:
         "ids": [first, again, third],
         "others": [other, later],
         "runs": len(recorder.events("enter")),
+        "prices": set_prices(client),
     }
 
 
-def test_a_duplicate_gets_the_id_of_the_call_that_is_queued_or_runs(env: dict[str, str]) -> None:
+def test_a_duplicate_gets_the_id_of_the_other_call_and_a_dependency_holds_a_lock_for_its_request(
+    env: dict[str, str],
+) -> None:
     with workers(SHOP, env):
         told = visited(visit, env)
 
@@ -61,23 +64,16 @@ def test_a_duplicate_gets_the_id_of_the_call_that_is_queued_or_runs(env: dict[st
     assert len({*told["ids"], *told["others"]}) == 3
     assert told["runs"] == 3
     assert told["deleted"] == [409, True, 200]
+    assert told["prices"] == [True, True, 409, True, 0]
 
 
-def set_prices() -> Any:
-    from fastapi.testclient import TestClient
+def set_prices(client: Any) -> list[Any]:
+    from tests.frameworks.fastapi_shop import app, prices
 
-    from celery_singleton_lock import Lock
-    from tests.frameworks.fastapi_shop import api, app, prices
-
-    client = TestClient(api)
     told = [client.put(f"/prices/{percent}").json() for percent in (10, 20)]
     with Lock("prices", app=app):
         told.append(client.put("/prices/30").status_code)
     return [*told, client.put("/prices/40").json(), len(prices.state().holders)]
-
-
-def test_a_dependency_holds_a_lock_for_its_request(env: dict[str, str]) -> None:
-    assert visited(set_prices, env) == [True, True, 409, True, 0]
 
 
 @contextmanager

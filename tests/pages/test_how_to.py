@@ -32,10 +32,23 @@ def test_choose_what_counts(shop: Program) -> None:
     assert len(module.keys) == 4
 
 
-def test_choose_a_policy(shop: Program, worker: StartWorker) -> None:
+RATE = """
+@app.task(
+    base=SingletonTask, bind=True, lock_key=("host",), lock_limit=3, lock_min_hold=1, lock_on_conflict="reschedule"
+)
+def look(self, host, page):
+    return self.lock.fence
+"""
+
+
+def test_choose_a_policy(shop: Program, worker: StartWorker, folder: Path) -> None:
     module = shop("docs/how-to/choose-a-policy.md")
+    with (folder / "shop.py").open("a") as program:
+        program.write(RATE)
+    exec(RATE, vars(module))
     worker(concurrency=6)
 
+    # Another run will do.
     with hold(module.import_catalogue, 7), pytest.raises(CallRevoked, match=HELD_BY_TEST):
         module.import_catalogue.delay(7).get(timeout=SOON)
     with hold(module.sync_prices):
@@ -44,11 +57,7 @@ def test_choose_a_policy(shop: Program, worker: StartWorker) -> None:
         module.send_invoice.delay(1).get(timeout=SOON)
     assert [each.get(timeout=SOON) for each in (module.report.delay(5), module.report.delay(5))] == ["report of 5"] * 2
 
-
-def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: StartWorker) -> None:
-    module = shop("docs/how-to/choose-a-policy.md")
-    worker(concurrency=6)
-
+    # What must be done as well.
     with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
         booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
         until(lambda: booked.state == "RETRY", "the delivery is requeued", timeout=SOON)
@@ -65,6 +74,21 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
     assert better.get(timeout=SOON) == "found lamp"
     with pytest.raises(CallRevoked, match=better.id):
         slow.get(timeout=SOON)
+
+    # A cool-down, a limit and a rate.
+    assert module.digest.delay("blue").get(timeout=SOON) == "sent to blue"
+    with pytest.raises(CallRevoked):
+        module.digest.delay("blue").get(timeout=SOON)
+    with ExitStack() as holders:
+        for _ in range(3):
+            holders.enter_context(hold(module.crawl, "shop.example", 0))
+        fourth = module.crawl.delay("shop.example", 4)
+        until(lambda: fourth.state == "RETRY", "the fourth is requeued", timeout=SOON)
+    assert fourth.get(timeout=SOON) == 4
+
+    fences = sorted(each.get(timeout=SOON) for each in [module.look.delay("shop.example", page) for page in range(7)])
+    # On the clock of the store, in microseconds; the fourth begins after the first, and so on.
+    assert all(later - first >= 999_000 for first, later in zip(fences, fences[3:], strict=False))
 
 
 def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
@@ -123,43 +147,6 @@ def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorke
     assert paused.get(timeout=SOON) == "imported"
 
 
-RATE = """
-@app.task(
-    base=SingletonTask, bind=True, lock_key=("host",), lock_limit=3, lock_min_hold=1, lock_on_conflict="reschedule"
-)
-def look(self, host, page):
-    return self.lock.fence
-"""
-
-
-def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
-    module = shop("docs/how-to/choose-a-policy.md")
-    worker()
-
-    assert module.digest.delay("blue").get(timeout=SOON) == "sent to blue"
-    with pytest.raises(CallRevoked):
-        module.digest.delay("blue").get(timeout=SOON)
-    with ExitStack() as holders:
-        for _ in range(3):
-            holders.enter_context(hold(module.crawl, "shop.example", 0))
-        fourth = module.crawl.delay("shop.example", 4)
-        until(lambda: fourth.state == "RETRY", "the fourth is requeued", timeout=SOON)
-    assert fourth.get(timeout=SOON) == 4
-
-
-def test_choose_a_rate(shop: Program, worker: StartWorker, folder: Path) -> None:
-    module = shop("docs/how-to/choose-a-policy.md")
-    exec(RATE, vars(module))
-    with (folder / "shop.py").open("a") as program:
-        program.write(RATE)
-    worker()
-
-    fences = sorted(each.get(timeout=SOON) for each in [module.look.delay("shop.example", page) for page in range(7)])
-
-    # On the clock of the store, in microseconds; the fourth begins after the first, and so on.
-    assert all(later - first >= 999_000 for first, later in zip(fences, fences[3:], strict=False))
-
-
 def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
     # The page asserts itself.
     module = shop("docs/how-to/unique-in-the-queue.md")
@@ -210,16 +197,6 @@ def refused(result: Any) -> bool:
     return True
 
 
-def test_lock_for_each_tenant_that_is_an_argument(shop: Program, worker: StartWorker) -> None:
-    module = shop("docs/how-to/tenants.md")
-    worker()
-
-    with hold(module.invite, "north", 1):
-        assert refused(module.invite.delay("north", 1, text="hi"))
-        assert refused(module.app.send_task("shop.invite", ("north",), {"user": 1}))
-        assert module.invite.delay("south", 1).get(timeout=SOON) == "south 1"
-
-
 RETRYING = """
 @app.task(base=TenantTask, bind=True, lock_mode="until_executed", lock_key=of_the_tenant)
 def retrying(self, user):
@@ -229,7 +206,7 @@ def retrying(self, user):
 """
 
 
-def test_lock_for_each_tenant_that_is_in_a_context(shop: Program, worker: StartWorker, folder: Path) -> None:
+def test_lock_for_each_tenant(shop: Program, worker: StartWorker, folder: Path) -> None:
     module = shop("docs/how-to/tenants.md")
     exec(RETRYING, vars(module))
     with (folder / "shop.py").open("a") as program:
@@ -251,8 +228,12 @@ def test_lock_for_each_tenant_that_is_in_a_context(shop: Program, worker: StartW
         retried = [module.retrying.delay(1)]
     with module.tenant("south"):
         retried.append(module.retrying.delay(1))
+    # A class changes the arguments.
+    reminders = [module.remind.delay(1, _tenant=name) for name in ("north", "north", "south")]
+    assert reminders[0].id == reminders[1].id != reminders[2].id
 
     worker()
+    assert [each.get(timeout=SOON) for each in reminders] == ["north 1", "north 1", "south 1"]
     assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
     assert sorted(each.get(timeout=SOON) for each in {each.id: each for each in sent}.values()) == [
         "north 7",
@@ -265,15 +246,11 @@ def test_lock_for_each_tenant_that_is_in_a_context(shop: Program, worker: StartW
         assert found.get(timeout=SOON) == "south 2"
     with pytest.raises(LookupError):
         bill.delay(1)
-
-
-def test_lock_for_each_tenant_where_a_class_changes_the_arguments(shop: Program, worker: StartWorker) -> None:
-    module = shop("docs/how-to/tenants.md")
-
-    north, again, south = (module.remind.delay(1, _tenant=name) for name in ("north", "north", "south"))
-    assert again.id == north.id != south.id
-    worker()
-    assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+    # The tenant is an argument.
+    with hold(module.invite, "north", 1):
+        assert refused(module.invite.delay("north", 1, text="hi"))
+        assert refused(module.app.send_task("shop.invite", ("north",), {"user": 1}))
+        assert module.invite.delay("south", 1).get(timeout=SOON) == "south 1"
 
 
 VENDOR = """

@@ -1,10 +1,11 @@
 """An app of each test's own, and the task that most of them ask about."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import Celery, uuid
+from celery.signals import before_task_publish
 
 from celery_singleton_lock import SingletonTask
 
@@ -26,3 +27,19 @@ def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
 
     app.finalize()
     return app.tasks["shop.tasks.sync"]
+
+
+def headers_of(task: Any, call: Callable[[], Any]) -> list[dict[str, Any]]:
+    """The headers of the messages of *task* that *call* publishes."""
+    sent: list[dict[str, Any]] = []
+
+    def see(headers: Any = None, sender: Any = None, **_: Any) -> None:
+        if sender == task.name:
+            sent.append(dict(headers))
+
+    before_task_publish.connect(see)
+    try:
+        call()
+    finally:
+        before_task_publish.disconnect(see)
+    return sent

@@ -13,12 +13,12 @@ from typing import Any, get_args
 import pytest
 from celery import Celery, Signature, uuid
 from celery.exceptions import TaskRevokedError
-from celery.signals import before_task_publish
 
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.definition.options import Mode
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
+from tests.unit.conftest import headers_of
 from tests.waiting import Watch
 
 HOUR = 3600.0
@@ -261,17 +261,10 @@ def test_a_publisher_that_no_store_tells_its_time_goes_by_its_own_clock_at_once(
     request: pytest.FixtureRequest, store: str
 ) -> None:
     url = request.getfixturevalue("black_hole") if store == "black_hole" else "redis://127.0.0.1:1/0"
-    task, published, began_at = made(url, lock_on_conflict="rerun"), list[int](), time.monotonic()
+    task, began_at = made(url, lock_on_conflict="rerun"), time.monotonic()
 
-    def keep(headers: Any = None, **_: Any) -> None:
-        published.append(headers["singleton_lock"]["published"])
-
-    before_task_publish.connect(keep)
-    try:
-        for number in range(100):
-            task.delay(number)
-    finally:
-        before_task_publish.disconnect(keep)
+    sent = headers_of(task, lambda: [task.delay(number) for number in range(100)])
+    published = [headers["singleton_lock"]["published"] for headers in sent]
 
     # The first call alone waits, for half a second, but the machine may stand still for some seconds.
     assert time.monotonic() - began_at < 20
@@ -335,16 +328,8 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
 def sent_by(call: Callable[[Any], Any], **options: Any) -> list[Any]:
     """The notes on the messages that *call* publishes of a task with these options."""
-    task, notes = made(**options), list[Any]()
-
-    def see(headers: Any = None, sender: Any = None, **_: Any) -> None:
-        if sender == task.name:
-            notes.append(headers["singleton_lock"])
-
-    before_task_publish.connect(see)
-    call(task)
-    before_task_publish.disconnect(see)
-    return notes
+    task = made(**options)
+    return [headers["singleton_lock"] for headers in headers_of(task, lambda: call(task))]
 
 
 @pytest.mark.parametrize("call", [{"args": (1, "two")}, {"kwargs": {"number": 1}}, {"args": [None], "countdown": 1}])

@@ -4,22 +4,11 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.signals import before_task_publish, task_rejected, task_unknown
+from celery.signals import task_rejected, task_unknown
 from celery.utils.objects import Bunch
 
 from celery_singleton_lock import SingletonTask
-
-
-def published(task: Any) -> dict[str, Any]:
-    sent: list[dict[str, Any]] = []
-
-    def see(headers: Any = None, **_: Any) -> None:
-        sent.append(dict(headers))
-
-    before_task_publish.connect(see, sender=task.name)
-    task.delay()
-    before_task_publish.disconnect(see, sender=task.name)
-    return sent[0]
+from tests.unit.conftest import headers_of
 
 
 def damaged(headers: dict[str, Any]) -> list[Any]:
@@ -40,7 +29,7 @@ def test_whatever_a_message_carries_the_consumer_goes_on(app: Celery, signal: An
     def task() -> None: ...
 
     consumer = Bunch(app=app)
-    for headers in damaged(published(task)):
+    for headers in damaged(headers_of(task, task.delay)[0]):
         # As the consumer of a worker sends it.
         answers = signal.send(sender=consumer, message=Bunch(headers=headers), exc=None)
 
