@@ -60,6 +60,11 @@ def second(state: str = "SUCCESS", error: str = "", text: str = "", **more: Any)
 
 UNSENT = Answer(1, state="UNSENT", error="LockHeld", text="held by aaa")
 SKIPPED = second("REVOKED", text="held by aaa")
+# It names one that was refused itself, or whose end nobody can read.
+NAMES_B = Answer(1, state="UNSENT", error="LockHeld", text="held by bbb")
+RAISING = {"task": {"mode": "until_and_while_executing", "policy": "raise"}}
+A_GROUP_HANGS = second("FAILURE", "LockHeld", "held by aaa", canvas="HUNG")
+BEFORE_A_GROUP = {"task": {"policy": "raise"}, "other": {"place": "before a group"}}
 BEFORE = {"mode": "until_executing"}
 QUEUED = {"mode": "until_executed"}
 FLOOD = [event for number in range(2 * MOST_DELIVERIES) for event in begins(number / 100)]
@@ -89,6 +94,11 @@ RIGHT: list[tuple[list[Event], list[Answer], dict[str, Any]]] = [
     (body(1, 2), [first(), SKIPPED], {}),
     (body(1, 2), [first(), UNSENT], {"task": {**QUEUED, "policy": "raise"}}),
     ([], [first()], {"task": {"policy": "join"}}),
+    (body(1, 2) + conflict(1.6, "bbb", "raised"), [first(sent=0.9), second("", sent=1.5), NAMES_B], RAISING),
+    (body(1, 2) + conflict(1.6, "bbb", "superseded"), [first(sent=0.9), second("ENDED", sent=0.8), NAMES_B], RAISING),
+    (body(3, 4) + b(5, 6), [first(sent=0.9), second(sent=1.5)], {"task": {**BEFORE, "policy": "replace"}}),
+    # Celery leaves a group waiting after a step that fails.
+    (body(1, 2) + at(3, "failed", task_id="bbb"), [first(), A_GROUP_HANGS], BEFORE_A_GROUP),
     ([begins(number)[0] for number in range(2 * MOST_DELIVERIES)], [], {}),
 ]
 
@@ -108,12 +118,14 @@ WRONG: list[tuple[str, list[Event], list[Answer], dict[str, Any]]] = [
     ("every call ends", [], [first("RETRY")], {}),
     ("every call ends", body(1, 2), [first(canvas="HUNG")], {}),
     ("every call ends", [], [], {"open": ["number 0 still runs"]}),
+    ("every call ends", body(1, 2), [first(), A_GROUP_HANGS], BEFORE_A_GROUP),
     ("every call can be sent", [], [Answer(0, state="UNSENT", error="TypeError")], {}),
     ("it fails for what it does", [], [first("FAILURE", "ConfigurationError")], {}),
     ("it fails for what it does", body(1, 2), [first("FAILURE", "AgainError")], {"task": {"autoretry": True}}),
     ("who does not run names who does", body(1, 2), [first(), second("REVOKED", text="held by nobody")], {}),
     ("who does not run names who does", body(1, 2), [first(), second("REVOKED", text="made way for bbb")], {}),
     ("who does not run names who does", [], [first("REVOKED", text="held by bbb"), SKIPPED], {}),
+    ("who does not run names who does", body(1, 2), [first(sent=0.9), second("", sent=1.5), NAMES_B], RAISING),
     ("who succeeds has run", [], [first()], {}),
     ("the newest runs", body(1, 2), [first(), SKIPPED], {"task": {"policy": "rerun"}}),
     ("the newest runs", body(1, 2), [first(), SKIPPED], {"task": {"policy": "replace"}}),
@@ -152,36 +164,6 @@ WRONG: list[tuple[str, list[Event], list[Answer], dict[str, Any]]] = [
 @pytest.mark.parametrize(("rule", "events", "answers", "program"), WRONG)
 def test_what_is_wrong_is_found(rule: str, events: list[Event], answers: list[Answer], program: dict[str, Any]) -> None:
     assert rules(events, *answers, **program) == {rule}
-
-
-def test_who_is_refused_may_name_one_that_was_refused_itself() -> None:
-    told = [first(sent=0.9), second("", sent=1.5), Answer(1, state="UNSENT", error="LockHeld", text="held by bbb")]
-    task = {"mode": "until_and_while_executing", "policy": "raise"}
-
-    assert rules(body(1, 2), *told, task=task) == {"who does not run names who does"}
-    assert rules(body(1, 2) + conflict(1.6, "bbb", "raised"), *told, task=task) == set()
-
-
-def test_who_is_refused_may_name_one_that_is_superseded_and_whose_end_nobody_can_read() -> None:
-    told = [first(sent=0.9), second("ENDED", sent=0.8), Answer(1, state="UNSENT", error="LockHeld", text="held by bbb")]
-    task = {"mode": "until_and_while_executing", "policy": "raise"}
-
-    assert rules(body(1, 2) + conflict(1.6, "bbb", "superseded"), *told, task=task) == set()
-
-
-@pytest.mark.parametrize(("policy", "broken"), [("replace", set()), ("skip", {"a duplicate is not sent"})])
-def test_the_newest_call_is_sent_beside_one_that_is_queued(policy: str, broken: set[str]) -> None:
-    answers = first(sent=0.9), second(sent=1.5)
-
-    assert rules(body(3, 4) + b(5, 6), *answers, task={**BEFORE, "policy": policy}) == broken
-
-
-def test_a_group_waits_for_ever_after_a_step_that_is_refused() -> None:
-    answers = first(), second("FAILURE", "LockHeld", "held by aaa", canvas="HUNG")
-    program = {"task": {"policy": "raise"}, "other": {"place": "before a group"}}
-
-    assert rules(body(1, 2), *answers, **program) == {"every call ends"}
-    assert rules(body(1, 2) + at(3, "failed", task_id="bbb"), *answers, **program) == set()
 
 
 @pytest.mark.parametrize(

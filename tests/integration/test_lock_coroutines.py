@@ -6,7 +6,6 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -301,24 +300,6 @@ def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(lock: Lock, url: str)
 
 
 # Loops, threads and processes.
-
-
-def test_loops_of_several_threads_exclude_one_another(lock: Lock) -> None:
-    inside = list[int]()
-
-    async def hold() -> None:
-        async with lock:
-            inside.append(1)
-            assert len(inside) == 1
-            await asyncio.sleep(0.001)
-            inside.pop()
-
-    async def main() -> None:
-        await asyncio.gather(*(hold() for _ in range(10)))
-
-    with ThreadPoolExecutor(4) as pool:
-        for each in [pool.submit(lambda: asyncio.run(main())) for _ in range(4)]:
-            each.result(2 * SOON)
 
 
 def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:

@@ -19,6 +19,7 @@ from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.pages.conftest import Program, StartWorker, programs_of
 from tests.servers import Server
+from tests.tracing import traced
 from tests.waiting import until
 
 SOON = 60.0
@@ -189,6 +190,25 @@ def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
         assert first.id != second.id
         assert second.get(timeout=SOON) == 1
     assert runs.state == "REVOKED"
+
+
+def test_results(shop: Program) -> None:
+    module = shop("docs/how-to/results.md")
+    # Celery calls what redis-py has deprecated.
+    module.app.conf.result_backend = "cache+memory://"
+    task = module.import_catalogue
+
+    status, place = module.start(7)
+    assert (status, module.start(7), module.start(8)[0]) == (202, (409, place), 202)
+    assert module.show(place.rpartition("/")[2]) == (200, "PENDING")
+
+    # A run that is refused for the queued call, and one in whose place another runs.
+    sent, _ = traced(task, 7)
+    assert (task.AsyncResult(sent).state, module.show(sent)) == ("FAILURE", (303, place))
+    for other, answer in (("another", (303, "/imports/another")), (None, (200, "REVOKED"))):
+        error = CallRevoked("text", "key", other, "superseded" if other else "unanswered")
+        module.app.backend.store_result(f"not for {other}", error, "REVOKED")
+        assert module.show(f"not for {other}") == answer
 
 
 def refused(result: Any) -> bool:

@@ -257,7 +257,6 @@ PLAYED = {
     "docs/tutorial.md": "tests/pages/test_tutorial.py",
     "docs/how-to/frameworks.md": "tests/frameworks",
     "docs/how-to/migrate.md": "tests/unit/test_migrate.py",
-    "docs/how-to/results.md": "tests/integration/test_results.py",
     "docs/how-to/testing.md": "tests/testing_kit",
     "docs/how-to/several-beats.md": "tests/acceptance/django_app.py",
 }

@@ -9,7 +9,7 @@ import pytest
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import RELEASED, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, SHORT, WOKEN, Contract, Waiter, claim, granted, queued, refused
+from tests.contract.asking import KEY, SHORT, Contract, Waiter, claim, granted, queued, refused
 from tests.contract.chapters.hearing import unheard
 from tests.waiting import until
 
@@ -52,20 +52,6 @@ class Queue(Contract):
 
             assert answer == RELEASED
             granted(waiters["w2"].ask())
-
-    def test_a_waiter_that_dies_is_passed_over(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        with self.waiting(store, "dead", "w") as waiters:
-            self.let_expire(store)
-            assert queued(waiters["w"].ask()) <= WOKEN
-            refused(store.acquire(claim("newcomer")))
-
-            self.pass_time(WOKEN + 0.01)
-
-            refused(store.acquire(claim("newcomer")))
-            granted(waiters["w"].ask())
-            assert store.release(claim("w"), 1) == RELEASED
-        granted(store.acquire(claim("newcomer")))
 
     @pytest.mark.parametrize("gone", ["with its holder", "before a release", "before their turn"])
     def test_waiters_that_died_keep_no_newcomer_out_and_no_waiter_asleep(self, store: Store, gone: str) -> None:
