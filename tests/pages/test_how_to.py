@@ -1,4 +1,4 @@
-"""The how-to pages: each does what it says."""
+"""README, the tutorial and the how-to pages: each does what it says."""
 
 import asyncio
 import re
@@ -17,13 +17,56 @@ from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
-from tests.pages.conftest import Program, StartWorker, programs_of
+from tests.pages.conftest import ROOT, Program, StartWorker, programs_of
 from tests.servers import Server
 from tests.tracing import traced
 from tests.waiting import until
 
 SOON = 60.0
 """Seconds in which a worker on a busy machine has done anything."""
+
+
+def test_the_example_of_the_readme(shop: Program, worker: StartWorker) -> None:
+    module = shop("README.md")
+    worker()
+
+    with hold(module.import_catalogue, 7):
+        other = module.import_catalogue.delay(8)
+        skipped = module.import_catalogue.delay(7, full=True)
+        assert other.get(timeout=SOON) is None
+        with pytest.raises(CallRevoked, match=HELD_BY_TEST):
+            skipped.get(timeout=SOON)
+
+    assert skipped.state == "REVOKED"
+    assert module.import_catalogue.delay(7).get(timeout=SOON) is None
+
+
+def test_a_worker_is_killed_and_the_key_comes_free(shop: Program, worker: StartWorker) -> None:
+    task = shop("docs/tutorial.md").import_catalogue
+    one = worker()
+    first = task.delay(7)
+    until(lambda: task.lock_holders(7), "the first call runs", timeout=SOON)
+
+    second = task.delay(7)
+    with pytest.raises(CallRevoked, match=f"is held by task_id={first.id}"):
+        second.get(timeout=SOON)
+    assert second.state == "REVOKED"
+    assert second.result.holder_task_id == first.id
+    alone = task.delay(8, pages=1).get(timeout=SOON)
+    assert "outcome=skipped" in one.log()
+
+    one.kill()
+    left = task.lock_holders(7)[0].expires_in
+    assert 0 < left <= 12
+    until(lambda: not task.lock_holders(7), "its lease ends", timeout=SOON)
+
+    worker()
+    taken_over = task.delay(7, pages=1).get(timeout=SOON)
+
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    for told in (alone, taken_over):
+        assert f"'{told}'" in page
+    assert taken_over.endswith("True")
 
 
 def test_choose_what_counts(shop: Program) -> None:

@@ -253,14 +253,12 @@ def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
 
 
 PLAYED = {
-    "README.md": "tests/pages/test_readme.py",
-    "docs/tutorial.md": "tests/pages/test_tutorial.py",
     "docs/how-to/frameworks.md": "tests/frameworks",
     "docs/how-to/migrate.md": "tests/unit/test_migrate.py",
     "docs/how-to/testing.md": "tests/testing_kit",
     "docs/how-to/several-beats.md": "tests/acceptance/django_app.py",
 }
-"""By what the code of each page is played; that of the other how-tos by tests/pages/test_how_to.py."""
+"""By what the code of each page is played; that of all others by tests/pages/test_how_to.py."""
 
 
 @every_page
