@@ -94,7 +94,7 @@ class Cluster:
         env: dict[str, str] | None = None,
     ) -> None:
         self._cleanup = ExitStack()
-        self._replicas = replicas
+        self.replicas = replicas
         envs = {_MASTERS - 1: env}
         self.nodes = [
             Node(kind, *arguments, tls=tls, env=envs.get(number)) for number in range(_MASTERS * (1 + replicas))
@@ -149,14 +149,13 @@ class Cluster:
             port = int(client.info("replication")["slave0"]["port"])
         return next(node for node in self.nodes if node.port == port)
 
-    def wait_for_another(self, key: str, before: Node) -> float:
-        """Wait until all others name another owner of *key*; return the seconds that it took."""
-        began, slot = clock(), slot_of(key)
+    def wait_for_another(self, before: Node) -> float:
+        """Wait until all others take *before* for no master any more; return the seconds that it took."""
+        began = clock()
         others = [node for node in self.nodes if node is not before]
 
         def name_another() -> bool:
-            rows = [row for node in others for row in node.slots() if row[0] <= slot <= row[1]]
-            return len(rows) == len(others) and all(port != before.port for *_, port in rows)
+            return not any(port == before.port for node in others for *_, port in node.slots())
 
         until(name_another, "there is another master", timeout=60)
         return clock() - began
@@ -236,8 +235,8 @@ class Cluster:
         with node.client() as client:
             replication = client.info("replication")
         is_linked = replication["role"] == "master" or replication["master_link_status"] == "up"
-        replicas = replication["connected_slaves"] if node in self.nodes[:_MASTERS] else self._replicas
-        return is_linked and node.info["cluster_state"] == "ok" and replicas == self._replicas
+        replicas = replication["connected_slaves"] if node in self.nodes[:_MASTERS] else self.replicas
+        return is_linked and node.info["cluster_state"] == "ok" and replicas == self.replicas
 
     def _names(self, node: Node, slot: int, owner: Node) -> bool:
         return any(first <= slot <= last and port == owner.port for first, last, port in node.slots())

@@ -53,7 +53,9 @@ class Sentinel(Server):
 
 
 class Deployment:
-    """A master, two replicas, and sentinels that know one another."""
+    """A master, two replicas, and sentinels that know one another; what tests do to it is called as in a cluster."""
+
+    replicas = 2
 
     def __init__(
         self, kind: str, *arguments: str, behind: type[Proxy] | None = None, down_after: float = DOWN_AFTER
@@ -81,7 +83,7 @@ class Deployment:
         if self._behind is not None:
             self.front = self._cleanup.enter_context(self._behind(port))
             port = self.front.port
-        for _ in range(2):
+        for _ in range(self.replicas):
             replica = Server(self.kind, *self._arguments, "--replicaof", "127.0.0.1", str(port))
             self.servers.append(self._started(replica))
         self.sentinels = [Sentinel(self.kind) for _ in range(SENTINELS)]
@@ -108,8 +110,21 @@ class Deployment:
         ports = sorted(int(self.told(sentinel)["port"]) for sentinel in self.sentinels)
         return next(server for server in self.servers if server.port == ports[len(ports) // 2])
 
-    def fail_over(self) -> None:
-        """Fail over as an operator does, with all servers alive."""
+    @property
+    def masters(self) -> list[Server]:
+        return [self.master]
+
+    def owner(self, key: str) -> Server:
+        return self.master
+
+    def kill(self, server: Server) -> None:
+        server.stop()
+
+    def pause(self, server: Server) -> None:
+        os.kill(server.pid, signal.SIGSTOP)
+
+    def fail_over(self, key: str = "") -> Server:
+        """Fail over as an operator does, with all servers alive; return the new master."""
         before, asked_at = self.master, float("-inf")
 
         def is_over() -> bool:
@@ -122,6 +137,7 @@ class Deployment:
             return self._all_name_another(before)
 
         until(is_over, "there is another master", timeout=60)
+        return self.master
 
     def wait_for_another(self, before: Server) -> float:
         """Wait until all sentinels name another master; return the seconds that it took."""

@@ -27,14 +27,20 @@ Strike = Callable[[Fault, random.Random], None]
 
 
 class Topology:
-    """Several servers of locks; a subclass has `masters`, `wait_for_another`, `wait_until_whole` and `fail_over`."""
+    """Several servers of locks; a subclass has `servers`, `wait_until_whole` and `fail_over`."""
 
-    replicas: int
     servers: Any
 
     @property
     def url(self) -> str:
         return str(self.servers.url)
+
+    @property
+    def replicas(self) -> int:
+        return int(self.servers.replicas)
+
+    def masters(self) -> list[Server]:
+        return list(self.servers.masters)
 
     def start(self) -> None:
         self.servers.start()
@@ -55,7 +61,7 @@ class Topology:
         with fault("a master of the locks is killed, and comes back as a replica"):
             master = rng.choice(self.masters())
             master.stop()
-            self.wait_for_another(master)
+            self.servers.wait_for_another(master)
             time.sleep(rng.uniform(0.0, LONGEST_TTL))
             master.start()
             self.wait_until_whole()
@@ -75,33 +81,24 @@ class Topology:
             master = rng.choice(self.masters())
             os.kill(master.pid, signal.SIGSTOP)
             try:
-                self.wait_for_another(master)
+                self.servers.wait_for_another(master)
                 time.sleep(rng.uniform(0.0, LONGEST_TTL))
             finally:
                 os.kill(master.pid, signal.SIGCONT)
             self.wait_until_whole()
 
+    def _have_their_replicas(self) -> bool:
+        return all(_followers(master) == self.replicas for master in self.masters())
+
 
 class WithSentinel(Topology):
     """A master, two replicas and three sentinels."""
 
-    replicas = 2
-
     def __init__(self) -> None:
         self.servers = self._deployment = Deployment(KIND)
 
-    def masters(self) -> list[Server]:
-        return [self._deployment.master]
-
-    def wait_for_another(self, before: Server) -> None:
-        self._deployment.wait_for_another(before)
-
     def wait_until_whole(self) -> None:
-        until(
-            lambda: _followers(self._deployment.master) == self.replicas,
-            "the master has its replicas",
-            timeout=_PATIENCE,
-        )
+        until(self._have_their_replicas, "the master has its replicas", timeout=_PATIENCE)
 
     def fail_over(self, fault: Fault, rng: random.Random) -> None:
         with fault("SENTINEL FAILOVER"):
@@ -126,8 +123,6 @@ class WithSentinel(Topology):
 class InCluster(Topology):
     """Three masters and a replica of each."""
 
-    replicas = 1
-
     def __init__(self) -> None:
         self.servers = self._cluster = Cluster(KIND)
 
@@ -135,25 +130,11 @@ class InCluster(Topology):
         super().start()
         self._cluster.hurry()
 
-    def masters(self) -> list[Server]:
-        return list(self._cluster.masters)
-
-    def wait_for_another(self, before: Server) -> None:
-        others = [node for node in self._cluster.nodes if node is not before]
-        until(
-            lambda: all(before.port not in {port for *_, port in node.slots()} for node in others),
-            "no other one takes it for a master",
-            timeout=_PATIENCE,
-        )
-
     def wait_until_whole(self) -> None:
-        cluster = self._cluster
         # A server that comes back has the settings of before.
-        cluster.hurry()
+        self._cluster.hurry()
         until(
-            lambda: (
-                len(cluster.masters) == 3 and all(_followers(master) == self.replicas for master in cluster.masters)
-            ),
+            lambda: len(self.masters()) == 3 and self._have_their_replicas(),
             "each master has its replica",
             timeout=_PATIENCE,
         )

@@ -1,8 +1,10 @@
 """Deployments with Sentinel, and clusters: one that nobody harms, and those that tests break."""
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, clustered
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS
+from tests.topologies.leases import Topology
 
 
 @pytest.fixture(scope="session")
@@ -25,13 +28,6 @@ def calm() -> Iterator[Deployment]:
 def shaken() -> Iterator[Deployment]:
     """For one test, which may break it."""
     with deployed("redis") as deployment:
-        yield deployment
-
-
-@pytest.fixture(params=SERVERS)
-def of_each_kind(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """The same, in turn with each kind of server."""
-    with deployed(request.param) as deployment:
         yield deployment
 
 
@@ -49,17 +45,23 @@ def shaken_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(params=[deployed, clustered], ids=["sentinel", "cluster"])
+def of_each_topology(request: pytest.FixtureRequest) -> Iterator[Topology]:
+    """For one test, which may break it."""
+    with request.param("redis") as topology:
+        yield topology
+
+
+@pytest.fixture(params=[deployed, clustered], ids=["sentinel", "cluster"])
+def of_each_kind(request: pytest.FixtureRequest, kind: str) -> Iterator[Topology]:
+    """The same, of each kind of server."""
+    with request.param(kind) as topology:
+        yield topology
+
+
 @pytest.fixture(params=SERVERS)
-def cluster_of_each_kind(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """The same, in turn with each kind of server."""
-    with clustered(request.param) as cluster:
-        yield cluster
-
-
-def store_at(url: str) -> Store:
-    store = store_from_url(url)
-    assert isinstance(store, Store)
-    return store
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
@@ -83,11 +85,12 @@ def cleanup() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def tasks(environment: dict[str, str]) -> Iterator[Any]:
-    from tests.topologies import cluster_app as module
-
-    broker, url = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
-    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=url)
+def tasks(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The app of this environment, which is that of the workers, too."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    sys.modules.pop("tests.topologies.app", None)
+    module = import_module("tests.topologies.app")
     yield module
     module.app.close()
     gc.collect()

@@ -12,6 +12,7 @@ from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
+from tests.servers import Server
 from tests.waiting import Watch, until
 
 TTL = 6.0
@@ -20,6 +21,11 @@ KEPT = 20.0
 NEXT_GRANT = 3.5
 """Seconds from the death of a master to the next grant, if it is taken for dead after one."""
 AT_ONCE = 4.0
+ENOUGH = 60
+"""Names, so that each server of a cluster has some."""
+
+Topology = Any
+"""A `Deployment` or a `Cluster`."""
 
 
 def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
@@ -46,7 +52,7 @@ def leased(store: Store, claim: Claim, on_lost: Callable[[Holding, LostReason], 
     return holding.view
 
 
-def seconds_to_a_grant(store: Store, name: object = "next") -> float:
+def seconds_to_a_grant(store: Store, name: object) -> float:
     """How long acquire takes; more often than not a lock is asked for once."""
     with Watch() as watch:
         while not isinstance(granted(store, name), Grant):
@@ -54,17 +60,18 @@ def seconds_to_a_grant(store: Store, name: object = "next") -> float:
     return watch.seconds
 
 
+def names_at(topology: Topology, server: Server, number: int) -> list[int]:
+    """So many names whose locks are at that server."""
+    return [name for name in range(ENOUGH) if topology.owner(claim_of(name).key) is server][:number]
+
+
 def assert_that_the_next_grant_comes_soon(
-    store: Store,
-    end: Callable[[], object],
-    wait_for_another: Callable[[], float],
-    name: object = "next",
-    slack: float = 0.0,
+    store: Store, topology: Topology, dead: Server, end: Callable[[], object], name: object, slack: float = 0.0
 ) -> None:
-    """End the master, and wait for a grant."""
+    """End the master *dead*, and wait for a grant."""
     with ThreadPoolExecutor(1) as pool:
         end()
-        elected = pool.submit(wait_for_another)
+        elected = pool.submit(topology.wait_for_another, dead)
         seconds = seconds_to_a_grant(store, name)
 
         # Once in a while they have to vote once more, and a busy machine is late for all of them.

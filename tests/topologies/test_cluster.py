@@ -50,8 +50,6 @@ def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: S
     assert redirects(cluster) == before
 
 
-# While a slot moves.
-
 STAGES = ("it has not begun", "the slot moves, the key has not", "the key has moved, the slot has not", "it has ended")
 
 
@@ -98,9 +96,7 @@ def of_a_message(name: str, token: str = "mine", **more: Any) -> Claim:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_run_that_ends_is_marked_and_its_copy_is_dropped_at_each_stage(
-    cluster: Cluster, store: Store, stage: str
-) -> None:
+def test_the_copy_of_an_ended_run_is_dropped_at_each_stage(cluster: Cluster, store: Store, stage: str) -> None:
     name = f"run {STAGES.index(stage)}"
     mine, copy = of_a_message(name), of_a_message(name, "copy", may_be_copy=True, limit=2)
     move = Move(cluster, mine.key)
@@ -154,9 +150,7 @@ def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster
 
 
 @pytest.mark.clients
-def test_a_listener_hears_each_channel_at_the_server_that_has_its_slot_wherever_it_moves(
-    cluster: Cluster, store: Store
-) -> None:
+def test_a_listener_hears_each_channel_wherever_its_slot_moves(cluster: Cluster, store: Store) -> None:
     channels = [f"{key_of(number)}:moves" for number in range(6)]
     with ExitStack() as stack:
         told = {channel: stack.enter_context(hearing(store, channel)) for channel in channels}

@@ -16,7 +16,7 @@ from tests.servers import SERVERS, Server, running
 from tests.waiting import until
 from tests.workers import workers
 
-APP = "tests.topologies.cluster_app"
+APP = "tests.topologies.app"
 TTL = 6
 PATIENCE = 60
 
@@ -36,12 +36,11 @@ def url(request: pytest.FixtureRequest, cleanup: ExitStack) -> str:
 @pytest.fixture
 def environment(valkey: Server, url: str) -> dict[str, str]:
     base = valkey.url.removesuffix("/0")
-    return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": url, "TEST_TTL": str(TTL)}
+    return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_LOCKS": url, "TEST_TTL": str(TTL)}
 
 
 def test_a_lock_is_seen_shown_and_broken(
     tasks: Any,
-    environment: dict[str, str],
     recorder: Recorder,
     cleanup: ExitStack,
     monkeypatch: pytest.MonkeyPatch,
@@ -53,7 +52,7 @@ def test_a_lock_is_seen_shown_and_broken(
     def operate(*arguments: str) -> str:
         return str(operated(tasks.app)(*arguments).stdout)
 
-    with workers(APP, environment):
+    with workers(APP):
         holder = tasks.import_catalogue.delay(7)
         until(lambda: recorder.events("enter"), "it runs")
 

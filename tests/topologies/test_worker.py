@@ -1,7 +1,5 @@
-"""A real worker whose broker and result backend are Sentinel's, through a failover."""
+"""A real worker whose locks are with Sentinel, as are its broker and its results, or in a cluster."""
 
-import gc
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -10,10 +8,12 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import CallRevoked, SingletonTask
-from tests.recorder import Recorder
+from tests.acceptance.conftest import operated
+from tests.clusters import Cluster, clustered
+from tests.recorder import Recorder, overlaps
 from tests.replicas import go_on, halt, replicated, wait_until_replicated
-from tests.sentinels import Deployment
 from tests.servers import Server
+from tests.topologies.leases import Topology
 from tests.waiting import until
 from tests.workers import workers
 
@@ -22,24 +22,16 @@ PATIENCE = 60
 
 
 @pytest.fixture
-def url(shaken: Deployment) -> str:
-    """As Celery reads it: each part with its scheme, the name of the master elsewhere."""
-    return ";".join(f"sentinel://{host}" for host in shaken.hosts)
+def record(valkey: Server) -> dict[str, str]:
+    return {"TEST_RECORD": valkey.url.removesuffix("/0") + "/3"}
 
 
 @pytest.fixture
-def record(valkey: Server) -> str:
-    return valkey.url.removesuffix("/0") + "/3"
-
-
-@pytest.fixture
-def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    from tests.topologies import app as module
-
-    module.app.conf.update(broker_url=url, result_backend=url)
-    yield module
-    module.app.close()
-    gc.collect()
+def environment(of_each_topology: Topology, valkey: Server, record: dict[str, str]) -> dict[str, str]:
+    if isinstance(of_each_topology, Cluster):
+        return {"TEST_BROKER": valkey.url, "TEST_LOCKS": of_each_topology.url, **record}
+    # As Celery reads it: each part with its scheme, the name of the master elsewhere.
+    return {"TEST_BROKER": ";".join(f"sentinel://{host}" for host in of_each_topology.hosts), **record}
 
 
 def wait_for(result: Any) -> None:
@@ -56,15 +48,18 @@ def wait_for(result: Any) -> None:
 # What redis-py and Celery leave of a connection that the master has closed is theirs.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
-    shaken: Deployment, url: str, record: str, recorder: Recorder, tasks: Any
+    of_each_topology: Topology, recorder: Recorder, tasks: Any
 ) -> None:
-    with workers(APP, {"TEST_SENTINELS": url, "TEST_RECORD": record}) as (worker,):
+    topology, listed = of_each_topology, operated(tasks.app)
+    with workers(APP) as (worker,):
         first = tasks.import_catalogue.delay(7)
         until(lambda: recorder.events("enter"), "the first call runs")
-        wait_until_replicated(shaken.master, 2)
-        dead = shaken.master
-        dead.stop()
-        shaken.wait_for_another(dead)
+        key = tasks.import_catalogue.lock_key_for(7)
+        assert first.id in listed("list", "--json").stdout
+        dead = topology.owner(key)
+        wait_until_replicated(dead, topology.replicas)
+        topology.kill(dead)
+        topology.wait_for_another(dead)
 
         second = tasks.import_catalogue.delay(7)
         wait_for(second)
@@ -80,11 +75,34 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
         wait_for(third)
         assert third.get(timeout=PATIENCE) == "imported"
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
+        until(lambda: listed("list", "--json").stdout.strip() == "[]", "nothing is held any more")
         assert "lock.lost" not in worker.log()
-        assert "lock.moved" in worker.log()
+        assert isinstance(topology, Cluster) or "lock.moved" in worker.log()
 
 
-def test_a_run_begins_once_a_replica_has_its_lease(record: str, recorder: Recorder, cleanup: ExitStack) -> None:
+@pytest.mark.parametrize("of_each_topology", [clustered], ids=["cluster"], indirect=True)
+def test_calls_that_wait_are_called_through_a_failover_and_a_moved_slot(
+    of_each_topology: Cluster, recorder: Recorder, tasks: Any
+) -> None:
+    cluster, task = of_each_topology, tasks.handle_webhook
+    key = task.lock_key_for(1, 0)
+    with workers(APP, {}, 2, concurrency=2):
+        for number, shake in enumerate([lambda: None, lambda: cluster.fail_over(key), lambda: cluster.move(key)]):
+            first = task.delay(1, -1)
+            until(lambda run=first.id: run in {event.run for event in recorder.events("enter")}, "the first call runs")  # type: ignore[misc]
+            waiting = [task.delay(1, 10 * number + each) for each in range(5)]
+            until(lambda: task.lock_state(1, 0).waiting == 5, "the others wait")
+            shake()
+            recorder.open_gate(f"end of {first.id}")
+            assert [each.get(timeout=PATIENCE) for each in waiting] == [10 * number + each for each in range(5)]
+            assert first.get(timeout=PATIENCE) == -1
+
+    assert overlaps(recorder.events()) == []
+
+
+def test_a_run_begins_once_a_replica_has_its_lease(
+    record: dict[str, str], recorder: Recorder, cleanup: ExitStack
+) -> None:
     master, (replica,) = cleanup.enter_context(replicated("redis", 1))
     publisher = Celery("shop", broker=master.url, backend=master.url, set_as_current=False)
     cleanup.callback(publisher.close)
@@ -94,8 +112,7 @@ def test_a_run_begins_once_a_replica_has_its_lease(record: str, recorder: Record
         raise AssertionError(supplier_id)
 
     halt(replica)
-    env = {"TEST_SENTINELS": master.url, "TEST_RECORD": record, "TEST_REPLICAS": "1"}
-    with workers(APP, env) as (worker,):
+    with workers(APP, {"TEST_BROKER": master.url, "TEST_REPLICAS": "1", **record}) as (worker,):
         assert "lock.store_unreachable" in worker.log()
         call = import_catalogue.delay(7)
         until(lambda: "acknowledged by 0 of its replicas" in worker.log().partition(call.id)[2], "it has asked in vain")

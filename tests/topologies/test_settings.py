@@ -1,4 +1,4 @@
-"""What is told of a deployment with Sentinel: right, wrong, and what may heal."""
+"""What is told of a deployment with Sentinel, or of a cluster: right, wrong, and what may heal."""
 
 import os
 import signal
@@ -16,17 +16,22 @@ from redis import CredentialProvider
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis import sentinel as of_sentinel
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from tests.clusters import clustered
+from tests.contract.asking import Waiter
+from tests.contract.test_rights import RIGHTS as OF_ONE_SERVER
 from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
+from tests.topologies.leases import claim_of
 from tests.waiting import Watch, until
 
 CLAIM = Claim("singleton:v3:{settings:00}", "token", 6.0)
 AT_ONCE = 4.0
 
 ROOT = Path(__file__).parents[2]
+TOPOLOGIES = (ROOT / "docs" / "how-to" / "topologies.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -188,7 +193,7 @@ def test_a_provider_of_the_sentinels_that_fails_is_told(calm: Deployment) -> Non
     ],
 )
 @pytest.mark.clients
-def test_a_certificate_of_another_host_is_refused_unless_the_user_says_so(
+def test_a_certificate_of_another_host_is_refused_unless_allowed(
     tmp_path: Path, url: str, options: dict[str, Any]
 ) -> None:
     own, key = certificate(tmp_path, "DNS:another.example")
@@ -214,7 +219,6 @@ def rights_in(page: str, user: str, heading: str = "Sentinel") -> list[str]:
 
 
 def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> None:
-    page = (ROOT / "docs" / "how-to" / "topologies.md").read_text(encoding="utf-8")
     start = (ROOT / "docs" / "reference" / "start.md").read_text(encoding="utf-8")
     first, _, rest = start.partition("ACL SETUSER shop ")[2].partition("\n")
     of_shop = [*first.split(), *rest.partition("```")[0].split()]
@@ -222,7 +226,7 @@ def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> Non
     sentinel = sentinel_of(cleanup, server)
     with server.client() as client, sentinel.client() as at_sentinel:
         client.execute_command("ACL", "SETUSER", "shop", "reset", *of_shop)
-        at_sentinel.execute_command("ACL", "SETUSER", "watcher", *rights_in(page, "watcher"))
+        at_sentinel.execute_command("ACL", "SETUSER", "watcher", *rights_in(TOPOLOGIES, "watcher"))
         url = url_of(sentinel).replace("sentinel://", "sentinel://shop:secret@")
         kwargs = {"sentinel_kwargs": {"username": "watcher", "password": "watching"}}
 
@@ -235,3 +239,49 @@ def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> Non
         told = refused(url, kwargs)
         for words in ("sentinel|master", "sentinel_kwargs"):
             assert words in told
+
+
+SECRET = "hunter2"
+
+
+OTHERS = rights_in(TOPOLOGIES, "shop", "Cluster")
+INSTEAD_OF = ("+publish", "+subscribe", "+unsubscribe", "+select")
+RIGHTS = ("reset", *[right for right in OF_ONE_SERVER if right not in INSTEAD_OF], *OTHERS, f">{SECRET}")
+
+
+@pytest.mark.clients
+def test_a_cluster_with_tls(tmp_path: Path, cleanup: ExitStack) -> None:
+    own, key = certificate(tmp_path)
+    files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-ca-cert-file", str(own))
+    cluster = cleanup.enter_context(clustered("redis", tls=(*files, "--tls-auth-clients", "no"), replicas=0))
+    store = store_from_url(f"rediss+cluster://127.0.0.1:{cluster.nodes[0].tls_port}?ssl_ca_certs={own}")
+    cleanup.callback(store.close)
+
+    for number in range(10):
+        assert isinstance(store.acquire(claim_of(number)), Grant)
+
+
+def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack) -> None:
+    cluster = cleanup.enter_context(clustered("redis", replicas=0))
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL SETUSER", "shop", *RIGHTS)
+    store = store_from_url(f"redis+cluster://shop:{SECRET}@{cluster.hosts[0]}")
+    mine = claim_of("rights")
+    cluster.begin_to_move(mine.key)
+
+    Inventory(store).self_test("singleton:v3:{trial:00}", 5.0)
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL SETUSER", "shop", "-hrandfield")
+            with pytest.raises(ConfigurationError, match=f"{node.port}.*'hrandfield'"):
+                Inventory(store).self_test("singleton:v3:{trial:00}", 5.0)
+            client.execute_command("ACL SETUSER", "shop", "+hrandfield")
+    assert isinstance(store.acquire(mine), Grant)
+    waiting = replace(mine, token="waits")
+    assert isinstance(store.acquire(waiting), Conflict)
+    with Waiter(store, waiting) as waiter:
+        assert isinstance(waiter.ask(), float)
+    assert store.renew([mine], 1.0) == [Renewal.RENEWED]
+    assert store.release(mine, 1) == RELEASED
+    store.close()
