@@ -13,15 +13,14 @@ from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import is_alive, workers
 
+pytestmark = pytest.mark.usefixtures("at_valkey")
 TASK = TASKS[LONG, False]
 
 
 # Only for a moment could it be seen that the key is free too early.
 @pytest.mark.parametrize("turn", range(4))
-def test_the_key_of_a_child_that_refuses_to_end_is_its_own_while_it_runs(
-    env: dict[str, str], recorder: Recorder, turn: int
-) -> None:
-    with workers(APP, env) as (worker,):
+def test_the_key_of_a_child_that_refuses_to_end_is_its_own_while_it_runs(recorder: Recorder, turn: int) -> None:
+    with workers(APP) as (worker,):
         TASK.apply_async(("k", "refuse to end"), time_limit=1)
         pid = begun(recorder).pid
         # The child goes on for a while after its main process was told of the limit.
@@ -33,8 +32,8 @@ def test_the_key_of_a_child_that_refuses_to_end_is_its_own_while_it_runs(
         until(lambda: not TASK.lock_holders("k", ""), "the key is free", timeout=40)
 
 
-def test_a_child_outlives_the_timer_of_its_last_task(env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, concurrency=1):
+def test_a_child_outlives_the_timer_of_its_last_task(recorder: Recorder) -> None:
+    with workers(APP, concurrency=1):
         assert killed.delay("k", 0.1).get(timeout=40) == "ran"
         first = begun(recorder)
         # Longer than the ttl of the first, whose timer nobody renews.

@@ -22,6 +22,7 @@ from tests.servers import Server, missing
 from tests.waiting import until
 from tests.workers import is_alive, workers
 
+pytestmark = pytest.mark.usefixtures("at_valkey")
 POOLS = ("prefork", "solo", "threads", "gevent", "eventlet")
 
 
@@ -31,10 +32,10 @@ def forget_locks(server: Server) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Recorder, valkey: Server) -> None:
+def test_abort_ends_a_sleeping_body(pool: str, recorder: Recorder, valkey: Server) -> None:
     # A thread is interrupted between two bytecodes only, so there it sleeps in slices.
     slices = {"TEST_SLICES": "yes"} if pool == "threads" else {}
-    with workers(APP, {**env, **slices}, pool=pool):
+    with workers(APP, slices, pool=pool):
         result = tasks.aborted.delay("k", 60)
         begun(recorder)
         forget_locks(valkey)
@@ -46,13 +47,13 @@ def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Re
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
-    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
+    pool: str, recorder: Recorder, valkey: Server
 ) -> None:
-    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": f"{proxy.url[:-1]}2"}, pool=pool):
+    with Proxy(valkey.port) as proxy, workers(APP, {"TEST_LOCKS": f"{proxy.url[:-1]}2"}, pool=pool):
         first = tasks.aborted.apply_async(("k", 60))
         begun(recorder)
         proxy.black_hole()
-        with workers(APP, env):
+        with workers(APP):
             second = tasks.aborted.delay("k", 0)
             with pytest.raises(LockLost, match="unreachable"):
                 first.get(timeout=40)
@@ -65,10 +66,8 @@ def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
 
 
 @pytest.mark.parametrize("by", ["a signal", "a cgroup"])
-def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
-    by: str, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 2) as both:
+def test_kill_ends_a_run_that_stands_still_before_the_next_begins(by: str, recorder: Recorder) -> None:
+    with workers(APP, {}, 2) as both:
         tasks.killed.delay("k", 60)
         first = begun(recorder, "tick")
         with standing_still(by, first.pid):
@@ -89,10 +88,10 @@ def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
 
 @pytest.mark.parametrize("reason", ["expired", "taken"])
 def test_a_run_that_is_killed_because_the_store_has_forgotten_its_lease_tells_of_it_once(
-    env: dict[str, str], recorder: Recorder, valkey: Server, reason: str
+    recorder: Recorder, valkey: Server, reason: str
 ) -> None:
     key = tasks.killed.lock_key_for("k", 60)
-    with workers(APP, {**env, "TEST_TTL_OF_KILLED": "6"}) as (worker,):
+    with workers(APP, {"TEST_TTL_OF_KILLED": "6"}) as (worker,):
         result = tasks.killed.delay("k", 60)
         begun(recorder, "tick")
         forget_locks(valkey)
@@ -112,9 +111,9 @@ def test_a_run_that_is_killed_because_the_store_has_forgotten_its_lease_tells_of
     }
 
 
-def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[str, str], recorder: Recorder) -> None:
+def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(recorder: Recorder) -> None:
     # So long that it is not lost because the machine has stood still.
-    with workers(APP, {**env, "TEST_TTL_OF_KILLED": "6"}) as (worker,):
+    with workers(APP, {"TEST_TTL_OF_KILLED": "6"}) as (worker,):
         result = tasks.killed.delay("k", 60)
         first = begun(recorder, "tick")
         # By then it has been renewed a few times.
@@ -127,8 +126,8 @@ def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[s
         assert "lock.lost" not in worker.log()
 
 
-def test_a_run_whose_body_has_ended_is_not_killed_and_its_loss_is_told(env: dict[str, str]) -> None:
-    with workers(APP, env) as (worker,):
+def test_a_run_whose_body_has_ended_is_not_killed_and_its_loss_is_told() -> None:
+    with workers(APP) as (worker,):
         assert tasks.forgotten_at_its_end.delay().get(timeout=40) == "ran"
 
         until(lambda: "lock.lost" in worker.log(), "the loss is told")
