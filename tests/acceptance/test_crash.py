@@ -172,8 +172,7 @@ def test_the_key_of_a_killed_child_is_free_and_the_request_class_of_the_user_is_
 def test_calls_of_a_key_that_is_held_here_end_as_lock_on_store_error_says(recorder: Recorder) -> None:
     task = tasks.waiting_without_store
     with running("valkey") as store, workers(APP, {"TEST_LOCKS": store.url}):
-        holder = task.delay("k", gate="the end")
-        until(lambda: recorder.events("enter"), "it runs")
+        holder = recorder.begun(task.delay("k", gate="the end"))
         store.stop()
         for result in [task.delay("k", number) for number in range(4)]:
             with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):

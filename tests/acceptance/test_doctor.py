@@ -412,8 +412,7 @@ def test_workers_are_missing_only_if_they_could_have_answered(
 
 def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: Server, recorder: Recorder) -> None:
     with workers("tests.acceptance.app", {"TEST_TTL": "30"}, concurrency=1):
-        tasks.by_policy["skip"].delay("busy", gate="it is examined")
-        until(lambda: recorder.events("enter"), "it runs")
+        recorder.begun(tasks.by_policy["skip"].delay("busy", gate="it is examined"))
         queued = tasks.by_mode["until_executed"].delay("k")
 
         def told() -> list[str]:
@@ -431,8 +430,7 @@ def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(valkey: 
 def test_holders_are_told_apart_and_left_alone(prefork: Worker, recorder: Recorder) -> None:
     url = tasks.app.conf.singleton_lock_url
     store = store_from_url(url)
-    alive = tasks.skipped.delay("k", LONG)
-    until(lambda: recorder.events("enter"), "it runs")
+    alive = recorder.begun(tasks.skipped.delay("k", LONG))
     (holder,) = tasks.skipped.lock_holders("k", LONG)
 
     def diagnosis() -> Diagnosis:

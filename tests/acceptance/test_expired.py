@@ -12,7 +12,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.recorder import Recorder, of_key
+from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import workers
 
@@ -26,8 +26,7 @@ def requeued_by(task: Any, key: str) -> Callable[..., Any]:
     """A call of a key that is held for longer than the call lasts."""
 
     def call(recorder: Recorder, **options: Any) -> Any:
-        task.delay(key, 1, gate="all have expired")
-        until(lambda: of_key(recorder, key), "the holder runs")
+        recorder.begun(task.delay(key, 1, gate="all have expired"))
         return task.apply_async((key, 2), **options)
 
     return call
@@ -35,16 +34,13 @@ def requeued_by(task: Any, key: str) -> Callable[..., Any]:
 
 def in_a_chord(recorder: Recorder, **options: Any) -> Any:
     task = combined.by_policy["reschedule"]
-    task.delay("chord", 1, gate="all have expired")
-    until(lambda: of_key(recorder, "chord"), "the holder runs")
+    recorder.begun(task.delay("chord", 1, gate="all have expired"))
     return chord([task.si("chord", 2).set(**options), combined.plain.si(1)])(combined.collect.s())
 
 
 def retried(recorder: Recorder, **options: Any) -> Any:
     task = combined.retrying_by_mode["until_executed"]
-    result = task.apply_async(("retry", 1), {"gate": "it retries", "countdown": 0}, **options)
-    until(lambda: of_key(recorder, "retry"), "the first attempt runs")
-    return result
+    return recorder.begun(task.apply_async(("retry", 1), {"gate": "it retries", "countdown": 0}, **options))
 
 
 CLASSIC = {

@@ -19,8 +19,7 @@ def test_a_joiner_follows_its_holder_to_what_replaces_that(recorder: Recorder, l
     task = combined.joined_handing_on
     tracking = {"TEST_TRACKING": "yes"}
     with workers("tests.acceptance.combined_app", tracking, 1, concurrency=4) as (worker,):
-        holder = task.delay("k", "its own", *later)
-        until(lambda: recorder.events("enter"), "it runs")
+        holder = recorder.begun(task.delay("k", "its own", *later))
         joiner = task.delay("k", "its own", *later)
         until(lambda: times_joined(worker, joiner) > 0, "it has joined")
         recorder.open_gate("its own")
@@ -39,8 +38,7 @@ def test_a_joiner_follows_its_holder_to_what_replaces_that(recorder: Recorder, l
 def test_a_joiner_runs_if_a_later_attempt_of_its_holder_leaves_no_result(recorder: Recorder, by: str, end: str) -> None:
     task, run = combined.joined_going_on, ("tests.acceptance.combined_app", {})
     with workers(*run) as (holders,), workers(*run, 1, "-Q", "joiners") as (joiners,):
-        task.delay("k", 0, by, "it ends", end)
-        until(lambda: recorder.events("enter"), "its second run has begun")
+        recorder.begun(task.delay("k", 0, by, "it ends", end))
         joiner = task.apply_async(("k", 1), queue="joiners")
         until(lambda: times_joined(joiners, joiner) >= 2, "it has joined that")
         if end == "killed":
@@ -53,8 +51,7 @@ def test_a_joiner_runs_if_a_later_attempt_of_its_holder_leaves_no_result(recorde
 def test_a_joiner_runs_if_the_retry_of_its_holder_was_not_published(recorder: Recorder) -> None:
     task = combined.joined_unpublished
     with workers("tests.acceptance.combined_app", {}, 1, concurrency=2) as (worker,):
-        task.delay("k", "it retries")
-        until(lambda: recorder.events("enter"), "it runs")
+        recorder.begun(task.delay("k", "it retries"))
         joiner = task.delay("k", "it retries")
         until(lambda: times_joined(worker, joiner) > 0, "it has joined")
         recorder.open_gate("it retries")

@@ -32,8 +32,7 @@ def line_of(key: str = "k") -> list[str]:
 
 @contextmanager
 def held(recorder: Recorder, key: str = "k") -> Iterator[Any]:
-    result = TASK.delay(key, -1, gate=f"the end of {key}")
-    until(lambda: of_key(recorder, key, "enter"), "the holder runs")
+    result = recorder.begun(TASK.delay(key, -1, gate=f"the end of {key}"))
     try:
         yield result
     finally:

@@ -28,8 +28,7 @@ valkey, worker = one_worker(6)
 @pytest.mark.parametrize("policy", combined.unique)
 def test_a_call_that_ended_without_a_run_is_queued_no_more(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.unique[policy], f"without-a-run-{policy}"
-    first = task.delay(key, 1, gate=key)
-    until(lambda: of_key(recorder, key, "enter"), "the first runs")
+    first = recorder.begun(task.delay(key, 1, gate=key))
 
     second = task.delay(key, 2)
     second.get(timeout=PROMPTLY, propagate=False)

@@ -32,8 +32,7 @@ def held(recorder: Recorder) -> Iterator[Any]:
 
     def begins(task: Any, key: str) -> None:
         gates.append(key)
-        task.delay(key, 0, 0.0, key)
-        until(lambda: of_key(recorder, key), "it runs")
+        recorder.begun(task.delay(key, 0, 0.0, key))
 
     yield begins
     for gate in gates:
@@ -111,8 +110,7 @@ def test_a_retry_with_other_arguments_does_not_run_beside_their_call(
     worker: Worker, recorder: Recorder, mode: str
 ) -> None:
     task, old, new = combined.retrying_by_mode[mode], f"from-{mode}", f"to-{mode}"
-    other = task.delay(new, 1, gate=new)
-    until(lambda: of_key(recorder, new), "another call of the new arguments runs")
+    other = recorder.begun(task.delay(new, 1, gate=new))
 
     retried = task.delay(old, 2, countdown=0, key_of_retry=new)
     has_met = f"task_id={retried.id} holder="
@@ -128,8 +126,7 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
     worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.retrying_or_ending[policy], f"before-{policy}"
-    retried = task.delay(key, 1, countdown=0, gate=key)
-    until(lambda: of_key(recorder, key), "its first attempt runs")
+    retried = recorder.begun(task.delay(key, 1, countdown=0, gate=key))
     store, successor = store_of(combined.app), "a call that comes late"
     facts = Facts(successor, "another task")
     store.acquire(Claim(task.lock_key_for(key), successor, 3.0, facts=facts, succeeds="rerun", supersedes_for=60.0))
@@ -179,8 +176,7 @@ def later_notes(event: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace"])
 def test_a_message_of_a_later_version_runs_with_all_its_notes(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = tasks.by_policy[policy], f"later-{policy}"
-    task.delay(key, 0, gate=key)
-    until(lambda: of_key(recorder, key, "enter"), "the holder runs")
+    recorder.begun(task.delay(key, 0, gate=key))
     result = tasks.app.send_task(task.name, (key, 1), headers=of_a_later_version())
     until(lambda: f"task_id={result.id}" in worker.log(), "it is refused")
     recorder.open_gate(key)

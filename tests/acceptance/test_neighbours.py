@@ -34,9 +34,7 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 def running(recorder: Recorder, task: Any, key: str, *args: Any) -> Any:
-    result = task.apply_async((key, *args), {"gate": key}, **HIDING)
-    until(lambda: of_key(recorder, key, "enter"), "it runs")
-    return result
+    return recorder.begun(task.apply_async((key, *args), {"gate": key}, **HIDING))
 
 
 def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(worker: Worker, recorder: Recorder, key: str) -> None:

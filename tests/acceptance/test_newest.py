@@ -76,8 +76,7 @@ def test_the_last_published_is_next_by_any_clock(recorder: Recorder, policy: str
     task = tasks.by_policy[policy]
     with workers(APP, concurrency=4):
         # The one that is replaced never gets through its gate.
-        holder = task.delay("k", 0, gate="it ends")
-        until(lambda: recorder.events("enter"), "it runs")
+        holder = recorder.begun(task.delay("k", 0, gate="it ends"))
         with clock_ahead(ahead):
             first = task.delay("k", 1)
         if policy == "rerun":
@@ -122,8 +121,7 @@ def test_of_calls_during_a_run_the_last_one_is_the_next_run(recorder: Recorder, 
     task = TASKS[pair]
     with workers(APP, concurrency=3):
         # The one that is replaced never gets through its gate.
-        first = task.delay("k", 0, gate="it ends")
-        until(lambda: recorder.events("enter"), "it runs")
+        first = recorder.begun(task.delay("k", 0, gate="it ends"))
         *older, newest = [task.delay("k", number) for number in (1, 2, 3)]
         ends_for(newest, *older)
         if pair.startswith("rerun"):
@@ -141,8 +139,7 @@ def test_of_calls_during_a_run_the_last_one_is_the_next_run(recorder: Recorder, 
 
 def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(recorder: Recorder) -> None:
     with workers(APP, concurrency=1):
-        tasks.by_policy["skip"].delay("another", gate="the worker is free")
-        until(lambda: recorder.events("enter"), "the worker is busy")
+        recorder.begun(tasks.by_policy["skip"].delay("another", gate="the worker is free"))
         calls = [
             (task, key, task.delay(key, 1), task.apply_async((key, 2), expires=0.1 if key == "expired" else None))
             for task in TASKS.values()
@@ -167,8 +164,7 @@ def test_a_canvas_ends_of_which_the_newest_member_runs(recorder: Recorder) -> No
     task = TASKS[PAIRS[1]]
     members = [task.si("k", number) for number in range(3)]
     with workers(APP, concurrency=1):
-        tasks.by_policy["skip"].delay("another", gate="the worker is free")
-        until(lambda: recorder.events("enter"), "the worker is busy")
+        recorder.begun(tasks.by_policy["skip"].delay("another", gate="the worker is free"))
         grouped = group(members)()
         collected = chord(members)(tasks.collect.s())
         recorder.open_gate("the worker is free")
@@ -182,8 +178,7 @@ def test_a_canvas_ends_of_which_the_newest_member_runs(recorder: Recorder) -> No
 def test_a_retry_neither_takes_the_place_of_a_queued_call_nor_gives_way_to_it(recorder: Recorder) -> None:
     task = tasks.newest_retried
     with workers(APP, concurrency=2):
-        first = task.delay("k", 1, fails=True, gate="it fails")
-        until(lambda: recorder.events("enter"), "it runs")
+        first = recorder.begun(task.delay("k", 1, fails=True, gate="it fails"))
         queued = task.apply_async(("k", 2), countdown=600)
         recorder.open_gate("it fails")
 

@@ -124,8 +124,7 @@ def test_a_skip_result_is_returned_everywhere(key: str) -> None:
 
 @pytest.mark.prove
 def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(recorder: Recorder, key: str) -> None:
-    first = tasks.rerun_and_retried.delay(key, 1, countdown=0, seconds=1.0)
-    until(lambda: of_key(recorder, key), "it runs")
+    first = recorder.begun(tasks.rerun_and_retried.delay(key, 1, countdown=0, seconds=1.0))
     second = tasks.rerun_and_retried.delay(key, 2)
 
     assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (1, 2)
@@ -134,8 +133,7 @@ def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(recorder:
 
 def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder, key: str) -> None:
     task, before = tasks.by_policy["join"], len(met(worker))
-    task.delay(key, 7, fails=True, gate=key)
-    until(lambda: of_key(recorder, key), "the holder runs")
+    recorder.begun(task.delay(key, 7, fails=True, gate=key))
 
     joiners = [task.delay(key, number) for number in range(3)]
     until(lambda: len(met(worker)) == before + 3, "they join")

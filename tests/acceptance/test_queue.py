@@ -93,8 +93,7 @@ def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more() -> None:
 def test_a_call_that_is_requeued_counts_as_queued_until_it_expires(recorder: Recorder) -> None:
     task = tasks.rescheduled_in_queue
     with workers(APP) as (worker,):
-        task.delay("k", 1, gate="never")
-        until(lambda: recorder.events("enter"), "it runs")
+        recorder.begun(task.delay("k", 1, gate="never"))
         second = task.apply_async(("k", 2), expires=5)
         until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and is requeued")
         worker.kill()
@@ -121,8 +120,7 @@ def test_a_call_with_an_own_task_id_is_not_sent_twice_and_a_canvas_is_sent_whole
 def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_at_once(recorder: Recorder) -> None:
     task = tasks.by_mode["until_executed"]
     with workers(APP, concurrency=1):
-        tasks.by_policy["skip"].delay("another", gate="it ends")
-        until(lambda: recorder.events("enter"), "the worker is busy")
+        recorder.begun(tasks.by_policy["skip"].delay("another", gate="it ends"))
         first = task.delay("k", 1)
         duplicate = task.delay("k", 1)
         duplicate.revoke()

@@ -50,8 +50,7 @@ def test_rabbitmq_itself_delays_a_message(worker: Worker) -> None:
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "join"])
 def test_a_message_of_a_quorum_queue_is_requeued(worker: Worker, recorder: Recorder, policy: str) -> None:
     task = quorum.by_policy[policy]
-    holder = task.delay(policy, 1, gate=policy)
-    until(lambda: of_key(recorder, policy), "the holder runs")
+    holder = recorder.begun(task.delay(policy, 1, gate=policy))
     duplicate = task.delay(policy, 2)
     meets(worker, duplicate)
     recorder.open_gate(policy)

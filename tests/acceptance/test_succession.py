@@ -26,16 +26,6 @@ PROMPTLY = 40
 valkey, worker = one_worker(6)
 
 
-def running(recorder: Recorder, task: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-    result = task.delay(key, *args, **kwargs)
-    until(lambda: of_key(recorder, key, "enter"), "it runs")
-    return result
-
-
-def waits(worker: Worker, result: Any) -> None:
-    until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
-
-
 def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(worker: Worker, recorder: Recorder) -> None:
     task, key = combined.retrying_replace, "older"
     older = task.delay(key, 1, countdown=4)
@@ -62,7 +52,7 @@ def absent(worker: Worker) -> Iterator[None]:
 def test_an_older_call_that_comes_after_the_newest_has_run_names_it(recorder: Recorder, policy: str) -> None:
     task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
     with workers(APP, concurrency=2), workers(APP, {}, 1, "-Q", "away", concurrency=2) as (away,):
-        holder = running(recorder, task, key, 1, seconds=0 if policy == "rerun" else 60, gate=key)
+        holder = recorder.begun(task.delay(key, 1, seconds=0 if policy == "rerun" else 60, gate=key))
         older = met(away, recorder, task.apply_async((key, 2), queue="away"))
         with absent(away):
             newest = task.delay(key, 3)
@@ -85,7 +75,7 @@ def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, 
     if how == "retried" and not hasattr(Task, "retry_on_worker_lost"):
         pytest.skip("retry_on_worker_lost is new in Celery 5.7")
     task, key = combined.dying_rerun[how], f"dies-{how}"
-    first = running(recorder, task, key, 1, gate=key)
+    first = recorder.begun(task.delay(key, 1, gate=key))
     second = met(worker, recorder, task.delay(key, 2))
     third = met(worker, recorder, task.delay(key, 3, dies=True))
     with pytest.raises(TaskRevokedError, match=third.id):
@@ -114,7 +104,7 @@ def since(event: Event) -> float:
 @pytest.mark.parametrize("policy", combined.never_given_up)
 def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.never_given_up[policy], f"never-given-up-{policy}"
-    first = running(recorder, task, key, 1, gate=key)
+    first = recorder.begun(task.delay(key, 1, gate=key))
     second = met(worker, recorder, task.delay(key, 2))
     (entered,) = of_key(recorder, key, "enter")
     until(lambda: since(entered) > 4, "it has waited for longer than its lock_wait_timeout")
@@ -132,8 +122,7 @@ def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder,
 def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(recorder: Recorder, policy: str) -> None:
     task, key = combined.moving, f"moving-{policy}"
     with workers(APP, {"TEST_MOVING": "rerun"}, 1, "-Q", key, concurrency=2) as (old,):
-        first = task.apply_async((key, 1), {"gate": key}, queue=key)
-        until(lambda: of_key(recorder, key), "the first one runs")
+        first = recorder.begun(task.apply_async((key, 1), {"gate": key}, queue=key))
         second = task.apply_async((key, 2), queue=key)
         until(lambda: f"task_id={second.id} holder=" in old.log(), "the second one is next")
         third = task.apply_async((key, 3), queue=key)

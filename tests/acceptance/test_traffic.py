@@ -39,8 +39,7 @@ def test_events_are_sent_if_and_while_the_worker_sends_those_of_tasks(valkey: Se
         workers(APP, concurrency=3, heartbeats=True),
         Monitor(valkey) as monitor,
     ):
-        holder = tasks.by_policy["skip"].delay("k", gate="all are skipped")
-        until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
+        holder = recorder.begun(tasks.by_policy["skip"].delay("k", gate="all are skipped"))
         assert tasks.app.control.ping(timeout=PROMPTLY, limit=1)
         before = of_the_broker(valkey)
         skip_some(40)

@@ -37,8 +37,7 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(r
 
 def test_a_call_that_waits_in_the_pool_ends_when_it_expires(recorder: Recorder) -> None:
     task, key = tasks.by_policy["wait"], "expires"
-    first = task.delay(key, 1, gate=key)
-    until(lambda: of_key(recorder, key), "the first one runs")
+    first = recorder.begun(task.delay(key, 1, gate=key))
     with pytest.raises(TaskRevokedError, match="expired"):
         task.apply_async((key, 2), expires=3).get(timeout=60)
     recorder.open_gate(key)
@@ -82,8 +81,7 @@ def did_not_run(result: Any, other: Any) -> bool:
 
 def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_starts_one(recorder: Recorder) -> None:
     task, key = tasks.cooling_after_success["until_executed"], "lost"
-    first = task.delay(key, 1, gate="never")
-    until(lambda: of_key(recorder, key), "it runs")
+    first = recorder.begun(task.delay(key, 1, gate="never"))
     expire(task, key)
     with pytest.raises(LockLost):
         first.get(timeout=PROMPTLY)
