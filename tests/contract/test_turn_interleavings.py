@@ -101,6 +101,8 @@ class World:
             self.ask(call)
         else:
             self._look(call)
+        # A look may wake others.
+        self._hear()
 
     def _look(self, call: Call) -> None:
         """Its worker knows its key, so a newcomer has a turn before its run has asked."""
