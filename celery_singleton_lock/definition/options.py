@@ -120,7 +120,8 @@ class Lockable:
     @classmethod
     def is_lockable(cls) -> bool:
         """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        return Lockable.locks and cls.name[:7] != "celery."
+        # Celery names the object of a class without a name, and leaves the class as it is.
+        return Lockable.locks and (cls.name or "")[:7] != "celery."
 
 
 def lockable(app: Celery) -> list[Any]:

@@ -156,6 +156,9 @@ def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any])
         setattr(Sync, name, value)
     with pytest.raises(ConfigurationError, match=told):
         app.register_task(Sync())
+    del Sync.name
+    with pytest.raises(ConfigurationError, match=rf"task {__name__}\.Sync: .*{told}"):
+        app.register_task(Sync())
     with pytest.raises(ConfigurationError, match=told):
         make(app, **options)
     another = Celery("another", broker="memory://", set_as_current=False)
@@ -166,6 +169,22 @@ def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any])
 
     with pytest.raises(ConfigurationError, match=told):
         lazy.delay(1)
+
+
+def test_a_class_without_a_name_gets_the_name_that_celery_gives(app: Celery) -> None:
+    class Sync(SingletonTask):
+        lock_mode = "until_executed"
+
+        def run(self, x: int) -> int:
+            return x
+
+    class Other(Sync): ...
+
+    for task in (app.register_task(Sync()), app.register_task(Other())):
+        assert task.name == f"{__name__}.{type(task).__name__}"
+        assert task.lock_key_for(1).startswith(f"singleton:v3:{{{task.name}:")
+        assert task.apply((7,)).get() == 7
+        assert task.delay(1).id == task.lock_state(1).queued
 
 
 class Defaults:
