@@ -294,7 +294,6 @@ class RequestInTurn(SingletonRequest):
     def _stand_in_line(self, *, may_be_copy: bool) -> None:
         self._in_line = self.place_in_line()
         if self._in_line is not None:
-            self._in_line.is_new = True
             self._in_line.claim.may_be_copy = may_be_copy
             delay = delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
             # Celery keeps a message with such a time in its timer.

@@ -72,7 +72,11 @@ class InLine:
     store: Store
     claim: Claim  # the claim that its run will make
     timeout: float = float("inf")  # seconds that the call waits from its first refusal, by the store's clock
-    is_new: bool = False  # its run has not asked yet, so the line takes the turn
+
+    @property
+    def is_new(self) -> bool:
+        """The message has no turn yet, and takes one when it looks."""
+        return not self.claim.rank and self.claim.turn_for > 0.0
 
 
 @dataclass(eq=False)
@@ -254,7 +258,6 @@ class Line:
         return _AT_ONCE
 
     def _begin_turn(self, lock: _OfOneLock, one: InLine, conflict: Conflict) -> None:
-        one.is_new = False
         # The store has looked for another run of the message now.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank

@@ -376,7 +376,7 @@ class Turns(Contract):
         store.acquire(claim("a"))
         heard = list[Conflict]()
         line = Line(lambda _: None, lambda _, conflict: bool(heard.append(conflict)), lambda _: False)
-        one = InLine(store, message("gone"), is_new=True)
+        one = InLine(store, message("gone"))
 
         line.add(one)
         until(lambda: heard, "it has a turn")
