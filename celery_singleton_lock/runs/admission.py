@@ -88,6 +88,9 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
+    # First: a claim with a policy leaves a turn or a successor in the store, even with a limit of 0.
+    if notes.joins and (ended := _end_as_joined(run)) is not None:
+        return ended
     _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
     if options.mode == "until_executing":
         return _begin_without_lease(run, policy)
@@ -97,11 +100,13 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
         # The turn lasts for as long as the broker may deliver the message again.
         claim.turn_for = options.redelivered_within
         claim.rank = notes.rank or notes.refused_at
-    if not notes.joins:
-        return None
+    return None
+
+
+def _end_as_joined(run: Run) -> Ended | None:
     if run.way == "copy":
         # A copy may have a run already, so ask before it joins a result; a limit of 0 grants no place.
-        answer = run.store.acquire(replace(claim, limit=0))
+        answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return _carry_out(run, _refused_copy(run, answer))
     fate = end_of_joined(run)

@@ -355,6 +355,24 @@ def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, poli
     assert (ran, world.result.result, world.sent) == ([1], "ran", None)
 
 
+@pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace"])
+def test_a_copy_that_has_joined_leaves_nothing_whatever_policy_its_task_has_by_now(world: World, policy: str) -> None:
+    world.define(lock_on_conflict="join")
+    ends = world.is_held()
+    assert world.deliver(publish(world)) == "RETRY"
+    joined = world.sent
+    world.task.lock_on_conflict = policy
+
+    assert world.deliver(joined, delivery_info={"redelivered": True}) == "RETRY"
+    world.app.backend.store_result("the-holder", "of the holder", states.SUCCESS)
+    ends()
+    assert world.deliver(world.sent) == "SUCCESS"
+
+    assert world.result.get() == "of the holder"
+    state = world.task.lock_state()
+    assert (state.next, state.turns) == (None, ())
+
+
 @pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_acknowledged(
