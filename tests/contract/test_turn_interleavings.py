@@ -113,8 +113,6 @@ class World:
             call.turn_ends = float("inf")
         elif answer.comes:
             self._comes(call)
-        # The look may have woken others.
-        self._hear()
 
     def leave(self, call: Call) -> None:
         self._say("UNSUBSCRIBE", call)
