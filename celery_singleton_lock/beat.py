@@ -169,15 +169,14 @@ class SingletonSchedulerMixin(Scheduler):
         known = settings.store_of(self.app).slots(self._slots)
         slots = dict[str, Slot]()
         for name, entry in schedule.items():
-            slot = known.get(name)
+            slot = known.pop(name, None)
             if slot is None:
                 # An entry of one moment (`clocked`) may be new after that moment, which would count as sent.
                 begins = max(0, min(_microseconds(entry.last_run_at), now, _microseconds(_due_of(entry)) - 1))
                 slot = Slot(name, begins, self._fence, sent=begins)
+                self._note(slot)
             slots[name] = slot
-        for name in slots.keys() - known.keys():
-            self._note(slots[name])
-        for name in known.keys() - slots.keys():
+        for name in known:
             settings.store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
         # Note the leader last: a standby compares the schedules as soon as it sees this note.
         self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
@@ -189,9 +188,8 @@ class SingletonSchedulerMixin(Scheduler):
             return True
         self._give_up()
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name=keys.BEAT)
-        lease = Holding(
-            settings.store_of(self.app), Claim(self._key, new_token(), options.beat_ttl_of(self.app), facts=facts)
-        )
+        claim = Claim(self._key, new_token(), options.beat_ttl_of(self.app), facts=facts)
+        lease = Holding(settings.store_of(self.app), claim)
         try:
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
