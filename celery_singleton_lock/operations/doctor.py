@@ -399,7 +399,7 @@ _PASSWORD = (
 
 _UNTOLD = (
     "broker_transport_options has predefined_queues and no visibility_timeout, so only the broker knows when it "
-    "delivers a message again: a queue of SQS does so after 30 seconds, unless that was changed. A message that "
+    "delivers a message again. A queue of SQS does so after 30 seconds, unless that was changed. A message that "
     "waits in a worker for longer may run twice; give visibility_timeout the value of the queues"
 )
 
