@@ -332,7 +332,16 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
     gc.collect()
 
 
-def test_the_log_has_each_line_of_the_docs_with_its_columns(told: Told) -> None:
+def test_what_a_bad_night_tells_is_what_the_docs_list(told: Told) -> None:
+    # Of several tests, each process that plays one of them would play the whole night for it.
+    the_log_has_each_line_of_the_docs_with_its_columns(told)
+    a_monitor_hears_each_event_of_the_docs(told)
+    each_metric_of_the_docs_was_above_zero_and_there_are_no_others(told)
+    each_command_writes_the_columns_of_the_docs(told)
+    the_history_names_the_calls_of_which_the_log_tells_something_unusual(told)
+
+
+def the_log_has_each_line_of_the_docs_with_its_columns(told: Told) -> None:
     named = {"lock_key": "key", "lock_label": "label"}
     beside = {"levelname", "lock_event", "label", "message", "exc_info"}
     written = {
@@ -351,7 +360,7 @@ def test_each_other_line_of_the_log_has_a_test_that_names_it() -> None:
     assert [(file, event) for file, events in ELSEWHERE.items() for event in events if event not in texts[file]] == []
 
 
-def test_a_monitor_hears_each_event_of_the_docs(told: Told) -> None:
+def a_monitor_hears_each_event_of_the_docs(told: Told) -> None:
     table = dict(re.findall(r"^- `((?:lock|task)-[a-z]+)`([^:]*):", LOG, re.MULTILINE))
     heard = {event["type"]: event for event in told.events if event["type"] in table}
 
@@ -362,11 +371,11 @@ def test_a_monitor_hears_each_event_of_the_docs(told: Told) -> None:
         assert heard[name]["uuid"] in ids
 
 
-def test_each_metric_of_the_docs_was_above_zero_and_there_are_no_others(told: Told) -> None:
+def each_metric_of_the_docs_was_above_zero_and_there_are_no_others(told: Told) -> None:
     assert told.metrics == LISTED
 
 
-def test_each_command_writes_the_columns_of_the_docs(told: Told) -> None:
+def each_command_writes_the_columns_of_the_docs(told: Told) -> None:
     forms = re.findall(r"^\| (`.*?) \| [^|{]*`\{(.*?)\}", COMMANDS, re.MULTILINE)
     columns = {form.replace("`", ""): {*re.findall(r'"(\w+)"', names)} for form, names in forms}
     (example,) = re.findall(r"^\[\{.*\}\]$", COMMANDS, re.MULTILINE)
@@ -376,7 +385,7 @@ def test_each_command_writes_the_columns_of_the_docs(told: Told) -> None:
     assert told.columns == columns
 
 
-def test_the_history_names_the_calls_of_which_the_log_tells_something_unusual(told: Told) -> None:
+def the_history_names_the_calls_of_which_the_log_tells_something_unusual(told: Told) -> None:
     logged = {(line["lock_event"].removeprefix("lock."), line.get("task_id")) for line in told.lines}
 
     assert {event for event, _ in told.history} == KEPT
