@@ -235,7 +235,7 @@ def test_a_broker_that_is_restarted(recorder: Recorder, valkey: Server, broker: 
         ):
             restart()
             # kombu may end a worker whose Redis broker is gone.
-            supervisor.enter_context(workers(APP, {}, concurrency=2))
+            supervisor.enter_context(workers(APP, env, concurrency=2))
             # Who is away is not waited for, and kombu brings them back in an order of its own.
             heard_by(valkey, CALLS, timeout=SOON)
         forget_connections(tasks.app)
