@@ -140,7 +140,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
     WAITING = "waiting"  # a turn
-    ENDED = "ended"  # nothing any more: its run has just ended, or has begun and superseded an older call
+    ENDED = "ended"  # nothing known: its run has just ended, or it is a newer call that has begun
     UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
 
 

@@ -197,8 +197,8 @@ class Connections:
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script with each input, all in one go.
 
-        WAIT counts the replicas that have the writes of its own connection. So a repeated script has to write again, as
-        acquire.lua and renew.lua do.
+        WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do, or
+        a replica without the lease counts.
         """
         if self.is_sharded:
             script = script.sharded

@@ -204,7 +204,7 @@ class Listener(DaemonThread):
         """The wire to the server that has the lock of *channel*; None if the server cannot be reached now."""
         wire = self._wire_at(self._servers)
         try:
-            # Ask a cluster that named no owner again only at `retry_at`: otherwise each channel would wait for it.
+            # A cluster that named no owner is left alone until `retry_at`: otherwise each channel would wait for it.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:
@@ -224,7 +224,7 @@ class Listener(DaemonThread):
             except exceptions.ResponseError as error:
                 word, channel = wire.asked.popleft() if wire.asked else ("", "")
                 if word != wire.server.subscribe.lower():
-                    # After a refusal to unsubscribe, a connection that goes on would keep the channel.
+                    # Close the connection: after a refused UNSUBSCRIBE it would keep the subscription.
                     raise
                 self._refused(wire, channel, error)
                 continue

@@ -60,7 +60,7 @@ class Store:
     """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
 
     Every request is bounded in time, and raises `StoreError` if no usable answer comes. A request without an answer may
-    have worked, and is safe to repeat. With *replicas*, a grant or a renewal counts once so many replicas have it.
+    have worked, and is safe to repeat. A grant or a renewal counts only if at least *replicas* replicas have it.
     """
 
     on_clock_step: Callable[[float], None] | None = None
@@ -143,9 +143,9 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> Position | Verdict:
-        """Ask whether a waiting message has to come; no place is taken. If its call is marked as next, extend the mark.
+        """Ask if a waiting message must go to the pool; take no place. If its call is marked as next, extend the mark.
 
-        A message without a `rank`, but with `turn_for`, takes a turn unless it has to come.
+        A message with `turn_for`, but no `rank`, takes a turn unless it must go there.
         """
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)

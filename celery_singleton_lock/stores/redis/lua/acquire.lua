@@ -83,7 +83,7 @@ local this_call = {
 local is_newcomer = not ticket and this_call.rank == 0
 local place
 
--- A deploy may have changed the policy of a task whose messages wait. The later run knows of no turn that it could end.
+-- If a deploy changed a task's policy, the run of a waiting message knows of no turn, and would leave it in the line.
 local function end_turn_of_former_policy()
   if ticket and not words.turn_for then
     leave_line(key, ticket, own_turn)
@@ -177,8 +177,8 @@ local function ranks_before(each)
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor: successors heed the queued mark, so both would wait for each other. A call yields to no successor that it
--- displaces: if newer calls came faster than successors ask again, none would ever run.
+-- successor: successors heed the queued mark, so both would wait for each other. A call never yields to a successor
+-- that it displaces: otherwise, frequent calls would displace each one before it runs.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -276,7 +276,7 @@ if free > #before then
     else
       call('HDEL', key, 'next')
     end
-    -- The holder that was asked to stop may have another place.
+    -- Holders of other places would now stop for nothing.
     let_holders_stay(key, places)
   end
   if is_queued then
@@ -372,8 +372,8 @@ end
 begin_writing(key)
 local front, step = line.front, 1
 if not own then
-  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. Turns between its position and
-  -- that end move one ticket towards the end, up to the next void ticket.
+  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. The turns from its position to
+  -- the next void ticket move one ticket towards that end of the line.
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)
   if turn.rank and not is_found then

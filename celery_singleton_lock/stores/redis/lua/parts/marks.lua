@@ -4,7 +4,7 @@
 -- A mark is `<until> <task id>`, and has no effect after that moment. Three parts may follow, each after a '\31': the label,
 -- the queue of the message, and four numbers, which are 0 if unknown. The numbers:
 --   the publication of the call
---   how many milliseconds before the end of the mark the call is due
+--   how many milliseconds the mark lasts after the call's due time
 --   the moment until which superseded calls may come
 --   the publication of the first superseded call
 local RESULT_GRACE = 5000000 -- time to store a result; a process that has not done so by then is taken for dead
@@ -41,13 +41,13 @@ end
 local function keep_marker(key, marker)
   local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - at
-  -- A server out of memory refuses HSET, and the copy is refused all the same.
+  -- The copy must get its answer even if the server lacks memory for this write.
   redis.pcall('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
   expire_after(key, lasts)
 end
 
 -- Do not overwrite a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random
--- fields for markers that are over. That leaves about a tenth of the markers in a hash expired.
+-- fields for markers that are over. Expired ones stay at about a tenth of a hash's markers.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -21,7 +21,7 @@ local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
 local LONGEST_WALK = 80 -- tickets that one walk reads, so that it takes less than a millisecond
 local MOST_TURNS = 5000 -- bounds the memory of one lock; a call beyond them has no turn, and polls
-local ON_ITS_WAY = 2000000 -- the time of a message from its refusal to a worker that listens
+local ON_ITS_WAY = 2000000 -- time for a refused message to reach a worker that listens
 local TIME_TO_COME = 3000000 -- the time that a message has to come once its turn was woken
 local MOST_WOKEN = 16 -- turns that are woken at once; those that find no place are requeued for nothing
 local TIDIED_AT_ONCE = 20 -- tickets that one script tidies, so that it stays short
@@ -89,7 +89,7 @@ local function set_state(key, ticket, turn, state, since)
 end
 
 -- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. For a waiting turn that time begins now. A
--- turn that was woken or on its way keeps its `since`: that time is over.
+-- WOKEN or COMING turn keeps its `since`, so no newcomer yields to it.
 local function set_unheard(key, ticket, turn)
   set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
 end
