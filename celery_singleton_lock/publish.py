@@ -56,8 +56,8 @@ _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictiona
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# Celery publishes a call with one of these inside other work. An error here would let a canvas or the result of a retry
-# hang, so the call is sent, and fails in the worker.
+# Options of calls in a canvas, and of retries. An error here would let a canvas or the result of a retry hang, so the
+# call is sent, and fails in the worker.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 # Options of a call that override the destination given by its task and the settings.
@@ -243,7 +243,7 @@ class _WithoutTtl:
 
 
 def _send_again(task: Task, send: Send, **options: Any) -> Any:
-    """Send a message that a worker has had, without the TTL that Celery makes of `expires` for the broker.
+    """Send a message again, without the TTL for the broker that Celery derives from `expires`.
 
     RabbitMQ drops a message in silence once that TTL is over, so its result would stay RETRY. The header `expires`
     stays, and the next worker ends the call as REVOKED.
@@ -444,7 +444,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the mark ends; from due time to `expires`, 0 if `lock_queue_ttl` is shorter; until due time."""
+    """In seconds: until the mark ends; from due to `expires` (0 if `lock_queue_ttl` is shorter); until due."""
     # Celery reads `eta` only without `countdown`.
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, seconds_until(task, due)) if due else 0.0

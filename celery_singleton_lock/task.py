@@ -76,7 +76,7 @@ else:
 
 
 # The task id of the last run in this context that has returned with nothing left to do. `after_return` reads it: the
-# request is slow to find. A later run with this id that is not over has connected the receiver of `task_postrun`.
+# request is slow to find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
@@ -339,7 +339,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
-        """As Celery's, in a worker; a request class of the user's does not replace ours."""
+        """As Celery's; the user's request class would replace ours, so join the two."""
         vars(self)["Request"] = request_class_of(self)
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:

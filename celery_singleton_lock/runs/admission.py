@@ -88,7 +88,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # First: a claim with a policy leaves a turn or a successor in the store, even with a limit of 0.
+    # Do this first: a finished claim would leave a turn or a successor, even with a limit of 0.
     if notes.joins and (ended := _end_as_joined(run)) is not None:
         return ended
     _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
@@ -162,7 +162,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Celery publishes the links of the last step, and only then stores its end, so they still meet the mark.
+    # A link of the last step still meets the mark, because Celery publishes links before it stores a result.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -229,7 +229,7 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # Every sibling gets this retry, so it may continue another sibling's run. Let it wait for that run.
+        # Each worker gets this retry, perhaps before the run that published it ends: a skip would lose it.
         return POLICIES["wait"]
     return policy.without_broker(run)
 
@@ -305,7 +305,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # A retry whose run was asked to stop is dropped, too: no other delivery would end its marks.
+        # A dropped retry of a run asked to stop has no other delivery that would end its marks.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would overwrite the state of the other delivery.

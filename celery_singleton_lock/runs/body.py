@@ -50,7 +50,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
-            # A run that was asked to stop keeps its lease until it has ended.
+            # Log only LOST: a holder asked to stop still has its lease.
             if run.lease.state is LOST:
                 # `lock_on_lost` is `warn`, or the body has caught the error.
                 text = "the body ran to its end after the loss"
@@ -95,7 +95,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """The facts about the end of a body, for later deliveries; None if these should run the body again."""
+    """What later deliveries learn about the end of a body; None if they should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)

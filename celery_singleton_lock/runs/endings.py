@@ -188,7 +188,7 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """As `Store.unmark`. Without an answer, or *in_background*, a `PendingRelease` does it: see its *may_arrive*."""
+    """As `Store.unmark`; repeated in the background if the store is silent, or if the mark *may_arrive* later."""
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     if not in_background:
         try:
@@ -225,8 +225,8 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     """End the marks of the workflows that end with this step, just before the step's end is stored.
 
     If a mark ended later, a caller could get the result, forget it, and publish the next call. That call would be
-    refused, and wait for the forgotten result. `call_ended` allows that call while the replaced run still
-    holds the key, for example in a `finally`.
+    refused, and wait for the forgotten result. `call_ended` allows the next call even if the replaced
+    run still holds the key, in a `finally` for example.
 
     The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """

@@ -197,7 +197,7 @@ class Delivery:
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # When the worker received the message, by the local clock; infinite, so never long ago, if none has.
+    # When a worker received the message, on `clock()`. Infinite without a worker, so never long ago.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None

@@ -84,7 +84,7 @@ def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
 
 
 def _run_next(run: Run, conflict: Conflict) -> Refused:
-    """Requeue the run, or end it like a skipped one that names the call that superseded it."""
+    """Requeue the run; or skip it if another call superseded it, and name that call."""
     successor = conflict.successor
     if successor is None or successor == run.task_id:
         # A retry never asked to be next, so it supersedes no call.
@@ -243,7 +243,7 @@ def telling_joiners(run: Run) -> Iterator[None]:
 
 def _tell_joiners(run: Run) -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Under an id of its own, because the last task of `replace()` stores its states under the id of this call.
+        # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
         try:
             # The state is STARTED, which a later run of the call may overwrite with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
@@ -253,7 +253,7 @@ def _tell_joiners(run: Run) -> None:
 
 
 def _may_be_joined(task: Task) -> bool:
-    """Whether a call may have joined: the lock has a name of its own, or a task of this app with this lock joins."""
+    """Whether a call may have joined: the lock has a `lock_name`, or one of its tasks in this app uses `join`."""
     return option_of(task, "name") is not None or any(
         each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name)
         for each in task.app.tasks.values()

@@ -76,7 +76,7 @@ class Phase(IntEnum):
     OVER = 4  # nothing is left to do
 
 
-# Names of the module, because `Phase.ASKING` costs a function call before Python 3.12.
+# Module globals: `Phase.ASKING` costs a function call before Python 3.12.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 # Indexed by phase.
 _LEADS_TO = (
@@ -193,7 +193,7 @@ class Run:
     ) -> None:
         """Store RETRY before the message leaves. Celery stores it later, perhaps over the end of the next attempt.
 
-        Store nothing if another delivery of the message *may_be_over*: RETRY would hide its end.
+        With *may_be_over* store nothing: RETRY would hide the end of another delivery.
         """
         mark_as_retry = stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
@@ -256,7 +256,7 @@ class Run:
             log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
-        """Raise `LockLost` if the run was asked to stop: its `retry()` or `replace()` would run after that end."""
+        """Raise `LockLost` if the run was asked to stop: a retry or replacement would go on with its work."""
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
