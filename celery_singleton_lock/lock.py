@@ -64,8 +64,8 @@ _TAKES_FUNCTIONS = (
 class Lock:
     """A lock with at most *limit* holders at once, in all processes that use the store.
 
-    Each holder has a lease of *ttl* seconds, which is renewed in the background and expires if the process dies. After
-    a loss, `lease.lost`, `lease.check()` and the `lock_lost` signal tell; nothing is ever raised in running code.
+    Each holder has a lease of *ttl* seconds, which is renewed in the background and expires if the process dies.
+    `lease.lost`, `lease.check()` and the `lock_lost` signal report a loss; nothing is ever raised in running code.
     Waiters are served in the order of their arrival.
 
     Threads and asyncio tasks that share one object compete with each other, and so do two objects with one name. A
@@ -116,7 +116,7 @@ class Lock:
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()
-        # Nothing else keeps a block, so the end of this object ends the renewal of its leases.
+        # Only this dict keeps a block's hold: a lease that nobody can release is not renewed.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:

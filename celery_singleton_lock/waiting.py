@@ -47,7 +47,7 @@ from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds from its start that a run has to ask for its lock. New messages wait for it no longer.
+# Seconds within which a started run asks for its lock. New messages wait for the run no longer.
 _ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 10
@@ -235,7 +235,7 @@ class WaitingMessages:
         self._timer.call_after(0, partial(self._go, one), waiting.args)
 
     def _drop_cancelled(self) -> None:
-        """Drop cancelled entries once they are half of the timer of an event loop."""
+        """Drop an event loop's cancelled timer entries once they are half of all."""
         self._cancelled += 1
         entries: Any = getattr(self._timer, "_queue", None)
         if not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):
@@ -248,7 +248,7 @@ class WaitingMessages:
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """New calls of the task may wait in the main process: their runs would do nothing before they ask for the lock."""
+    """Whether new calls of the task may wait in the main process: their runs would ask for the lock first anyway."""
     try:
         options = task.lock_options
     except ConfigurationError:

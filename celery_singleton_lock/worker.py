@@ -63,7 +63,7 @@ class SingletonRequest(Request):
         # Celery's `time_start` is on the wall clock, which may be set.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
-        # Once for each task, which has a request class of its own: its pool has children, or has none.
+        # Once for each task's request class: whether the pool has children does not change.
         if not self.is_looked_after:
             if self._runs_in_a_child():
                 # The child reports wrong settings.
@@ -190,7 +190,7 @@ class SingletonRequest(Request):
         If *is_lost*, the timer of the lease has killed the child, which could not report the loss.
         """
         try:
-            # The store forgets the holder with the release, and hides it after the end of its lease.
+            # Survey first: the release deletes the holder. Surveys hide it once its lease is over.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -242,7 +242,7 @@ class ChildLeaseRenewer:
     _pause = float("inf")
 
     def __init__(self) -> None:
-        # Use another thread than `background`, in which calls wait for a silent store.
+        # Not `background`: its calls wait for silent stores, and would delay renewals.
         self._thread = Background()
 
     def start(self, ttl: float) -> None:
@@ -252,7 +252,7 @@ class ChildLeaseRenewer:
             self._thread.submit(partial(self._look, pause), pause)
 
     def _look(self, pause: float) -> None:
-        # Each part of a store answers, or is silent, for itself.
+        # By server: otherwise a silent one would fail the rest.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
             # A task with wrong settings must not cost the others their renewal. Its child reports the error.

@@ -17,15 +17,15 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent store, or a silent server of a cluster, is not asked again: releases at others would wait.
-# Short, because keys must be free soon after their store is back.
+# Seconds for which a silent server is not asked again: releases at other servers would wait. Short, because keys must
+# be free soon after their store is back.
 _SILENCE = 1.0
 # Seconds after which a request that was under way has surely arrived.
 _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """A thread, or a greenlet beside greenlets, that calls functions in order. It ends when idle, unless it *stays*."""
+    """A thread, under gevent and eventlet a greenlet. Calls functions in order; ends when idle unless it *stays*."""
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
         self._stays = stays
@@ -36,7 +36,7 @@ class Background(DaemonThread):
         """Forget all work, which belongs to the parent process."""
         self._pid = os.getpid()
         self._running = None
-        # The queue of C: `put` is safe in the handler of a signal, and gevent and eventlet do not replace this class.
+        # The queue written in C: signal handlers may call `put`, and gevent and eventlet do not replace this class.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 

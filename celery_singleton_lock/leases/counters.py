@@ -28,7 +28,7 @@ _MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
 BEGINS_EVENT = '{"at": "'
-"""Begins the text of each event in the history, whose one other field, `last`, is a number."""
+"""The start of each event in the history. The hash has one other field, `last`: a number."""
 # The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 

@@ -21,15 +21,15 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl: after the first a lease is renewed; the second is certain although our clock and the server's may run
-# at slightly different rates. Redlock allows as much.
+# Parts of a ttl: a lease is renewed after the first and certainly ours for the second. The server's clock may run
+# slightly faster than ours; Redlock allows the same drift.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002
 _BEATS_PER_TTL = 12
 _LATE = 4
 _SHORTEST_PAUSE = 0.05
-# Seconds for a new connection to a store that is far away; each of its replies may take a second.
+# Seconds for a renewal, as it may first connect to a distant store; each reply may take a second.
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0

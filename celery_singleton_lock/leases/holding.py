@@ -10,11 +10,11 @@ A claim goes through these states. Each change is a single write, because a sign
     QUEUED         it is asked for again                       ASKING
     QUEUED         its turn is given back                      RELEASED
     HELD           a successor, or a person, wants it to end   ASKED_TO_STOP
-    HELD           gone, or not renewed until its deadline     LOST
+    HELD           gone, or not renewed by its deadline        LOST
     HELD           given back                                  RELEASED
-    ASKED_TO_STOP  gone, or not renewed until its deadline     LOST
+    ASKED_TO_STOP  gone, or not renewed by its deadline        LOST
     ASKED_TO_STOP  given back                                  RELEASED
-    LOST           given back, as something may be left        RELEASED
+    LOST           given back: it may be in the store          RELEASED
 """
 
 import logging
@@ -115,8 +115,7 @@ class Holding(Renewable):
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
-        # Why the holder was asked to stop, or else why the lease was lost. The state cannot tell, because a lost lease
-        # is released later.
+        # Why the holder was asked to stop, or else why the lease was lost. No state keeps it: LOST becomes RELEASED.
         self.lost_reason: LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
@@ -306,7 +305,7 @@ class Holding(Renewable):
         return True
 
     def give_back(self) -> None:
-        """As `release`, without a check that there is something to release, and whatever `takes` is."""
+        """As `release`, but without checking `unreleased`, and without counting `takes`."""
         answer = self._end()
         self.marker = answer.marker
         if answer.marker == "none":
@@ -342,7 +341,7 @@ class Holding(Renewable):
         return answer
 
     def pending_release(self) -> PendingRelease:
-        """The release to repeat in the background, until the lease has expired and its message cannot come again."""
+        """The release to repeat until the lease has expired, and the broker cannot redeliver the message."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)

@@ -3,9 +3,9 @@
 In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
 CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
 
-If a callback of asyncio got the exception, the loop would log it and the body would go on. So each loop of the process
-cancels the tasks whose context has the body's lease, because the body may wait for a task in another thread. In the
-thread of a loop the exception is raised only after the loop has been silent for some seconds.
+If a callback of asyncio got the exception, the loop would log it and the body would go on. So a loop cancels the tasks
+whose context has the body's lease. All loops do, because the body may wait for another thread's task. In the thread of
+a loop the exception is raised only after the loop has been silent for some seconds.
 
 With `lock_on_lost="kill"` a kernel timer kills the process at the deadline of its lease, even if the process is
 starved, stopped or frozen.
@@ -50,9 +50,9 @@ _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 # `signal.getsignal` makes an enum of each answer, which is slow before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
+# Seconds that each try waits for the answers of event loops, and then once more before the next try.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# Tries that raise nothing while an event loop is silent, or while cancelled tasks of the body end.
+# The first tries raise nothing while an event loop is silent, or while cancelled tasks are ending.
 _CAREFUL_TRIES = 5
 # Seconds after which the log says that a body goes on; long enough for a body that cleans up.
 _TOLD_AFTER = 10.0
@@ -214,7 +214,7 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """The task of this thread's `asyncio.Runner`, whose context may be that of an earlier body."""
+    """The task of this thread's `asyncio.Runner`. Its context may have an earlier body's lease."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -240,7 +240,7 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
 
 
 def _starts_another(thread: int) -> bool:
-    """The thread starts another. CPython 3.11 would raise in the new one, and its starter would wait for ever."""
+    """The thread is starting another, in which CPython 3.11 would raise: the starter would wait for ever."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
@@ -276,7 +276,7 @@ def _write(deadline: float) -> None:
 
 
 def has_fired(pid: int, at: float) -> bool:
-    """Whether a process that was found dead *at* that moment on CLOCK_BOOTTIME was killed by its timer."""
+    """Whether the timer killed a process; *at* is when it was found dead, on CLOCK_BOOTTIME."""
     owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
     return bool(owner == pid and deadline <= at)
 
@@ -287,7 +287,7 @@ class DeadMan:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._over = False
-        # `timer_create` itself writes the number, so a signal that raises just after it loses no timer.
+        # `timer_create` itself writes the number: if a signal raises next, no timer is lost.
         self._timer = ctypes.c_void_p(_NO_TIMER)
 
     def arm(self, deadline: float) -> None:

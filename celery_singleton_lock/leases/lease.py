@@ -1,4 +1,4 @@
-"""Leases as callers have them: the view of users, the leases of the calling code, and requests from event loops."""
+"""Leases for callers: the public `Lease`, the leases that the calling code holds, and requests from event loops."""
 
 import asyncio
 import os
@@ -35,7 +35,7 @@ _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 def new_token() -> str:
     """A token that nobody else has."""
-    # Each comes from the kernel: if a process is copied, by a fork or from a snapshot, a batch would be used twice.
+    # Each is read from the kernel: after a fork, or from a snapshot, a batch read ahead would be used twice.
     return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
@@ -46,8 +46,8 @@ class Lease:
     lease and continues until it checks. Call `check()` before a step that must not happen twice, and hand `fence` to a
     resource that can compare it with the greatest it has seen.
 
-    The heartbeat renews it every third of its ttl, which leaves room for two missed renewals, and only while its run,
-    its `Lock` or this object is referenced.
+    The heartbeat renews it every third of its ttl, so two renewals may be missed. Renewal stops once nothing
+    refers to its run, its `Lock` or this object.
 
     Attributes:
         key: The lock key.
@@ -167,7 +167,7 @@ class Hold:
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""Contexts keep a hold of `Lock.acquire` alive. The `Lock` keeps the hold of a `with` block, because another context
+"""A context keeps `Lock.acquire`'s hold alive. The `Lock` keeps the hold of a `with` block, because another context
 may leave the block.
 
 Contexts are copied, so a context may list holds of another thread or task, and holds that were released.
@@ -288,7 +288,7 @@ class _Requests:
         return await asyncio.shield(asyncio.wrap_future(request))
 
     async def acquire(self) -> Verdict:
-        """Ask for the lease; a `StoreError` if earlier requests keep all threads busy, so the store must be silent."""
+        """Ask for the lease; a `StoreError` if a silent store keeps all threads busy with earlier requests."""
         began_at = clock()
 
         def ask_in_time() -> Verdict:
@@ -333,7 +333,7 @@ class _LoopBell:
             self._is_gone()
 
     async def wait(self, seconds: float) -> None:
-        """Return once it has been rung since the last time, and at the latest after *seconds*."""
+        """Return at the first ring since the last wait, or after *seconds*."""
         # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
         alarm = self._loop.call_later(seconds, self._rung.set)
         try:

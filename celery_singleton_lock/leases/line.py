@@ -20,14 +20,14 @@ A script writes the state of a turn, by the clock of the store. The last column 
     WOKEN    it is granted                                 SERVED    its run
     WOKEN    it has not come after three seconds           UNHEARD   any walk along the line
     WOKEN    as above                                      GONE
-    UNHEARD  its worker listens again, or another one      WAITING   the thread of that worker's `Line`; its process
+    UNHEARD  a worker, or its process, listens again       WAITING   the thread of the worker's `Line`; that process
     UNHEARD  the same, and it finds a place free           WOKEN     the thread of that worker's `Line`
     UNHEARD  it comes, and is refused                      COMING    its run
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-A turn begins as COMING with the refusal of a run. It begins as WAITING if a process or a `Line` has asked for it,
-because these listen before they ask. A turn that the store has lost begins again, at its old rank.
+A turn begins as COMING with the refusal of a run. If a `Lock`, a run in its slot or a `Line` asks for a turn, it begins
+as WAITING: these listen first. A turn that the store has lost begins again, at its old rank.
 
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
 before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
@@ -52,16 +52,16 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verd
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
-# The scripts' word that wakes a turn. After any other word, as `near`, the turn looks.
+# The scripts' word that wakes a turn. At another word, such as `near`, the turn looks.
 _FREE = "free"
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next look once a look has let a message come: another place may be free.
+# Seconds until the next look after one that let a message go: another place may be free.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds for which a waiter puts off its request until it listens: otherwise a release may find nobody.
+# Seconds that a request waits for the waiter's subscription: otherwise a release may find no listener.
 _LISTENS_WITHIN = 2.0
 
 
@@ -153,14 +153,14 @@ class Bell:
             self._rings.send(b".")
 
     def wait(self, seconds: float) -> None:
-        """Return once it has been rung since the last time, and at the latest after *seconds*."""
+        """Return at the first ring since the last wait, or after *seconds*."""
         self._hears.settimeout(min(max(seconds, _SHORTEST), _LONGEST_SLEEP))
         with suppress(TimeoutError):
             self._hears.recv(4096)
 
 
 class Line:
-    """The messages that wait in this process. Its own thread looks and changes the table; any thread may add or remove.
+    """Messages that wait in this process. Its own thread looks, and changes `_locks`; any thread may `add` or `remove`.
 
     Arguments:
         come: Called in any thread with a message that has to come. *come* must not block or log.
@@ -242,7 +242,7 @@ class Line:
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
-        """Let the message come if it has to. Returns the seconds until the first message of its kind looks again."""
+        """Let the message come if it has to. Returns the seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(lock, one, answer)
             return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
@@ -258,7 +258,7 @@ class Line:
         return _AT_ONCE
 
     def _begin_turn(self, lock: _OfOneLock, one: InLine, conflict: Conflict) -> None:
-        # The store has looked for another run of the message now.
+        # The store has found no other run of the message.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
         if not self._has_turn(one, conflict):
