@@ -84,7 +84,7 @@ class SingletonSchedulerMixin(Scheduler):
         schedule = self.schedule
         now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
-            # Take the newer: the last note may have failed, and the store forgets an entry that was removed.
+            # Ours may be newer: its note failed, or the entry was removed and has come back.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
             entry = schedule[name]
             last = slot.sent
@@ -171,7 +171,7 @@ class SingletonSchedulerMixin(Scheduler):
         for name, entry in schedule.items():
             slot = known.pop(name, None)
             if slot is None:
-                # An entry of one moment (`clocked`) may be new after that moment, which would count as sent.
+                # Begin before the due time: a `clocked` entry that is added late would count as sent.
                 begins = max(0, min(_microseconds(entry.last_run_at), now, _microseconds(_due_of(entry)) - 1))
                 slot = Slot(name, begins, self._fence, sent=begins)
                 self._note(slot)

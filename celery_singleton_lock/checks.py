@@ -28,7 +28,7 @@ BOUND = 1.0
 Check = Callable[[], object]
 """Raises a `ConfigurationError` with a line for each fault."""
 
-# `doctor`, a command of `singleton`, shows the faults.
+# `singleton`, too: its `doctor` shows the faults.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -245,7 +245,7 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Ch
 
 
 def _kind_of(pool: type) -> str | None:
-    """The module of the Celery pool whose `apply_async` and `on_apply` *pool* inherits; None if *pool* has its own."""
+    """The Celery module that gives *pool* its `apply_async` and `on_apply`; None if *pool* has its own."""
     # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
@@ -294,7 +294,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except ConfigurationError:
-        # A `StoreRefused` is a `StoreError`, too, and does not end by waiting.
+        # A `StoreRefused` is both errors, and asking again does not help.
         raise
     except StoreError as error:
         text = (

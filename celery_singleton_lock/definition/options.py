@@ -120,7 +120,7 @@ class Lockable:
     @classmethod
     def is_lockable(cls) -> bool:
         """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        # Celery names the object of a class without a name, and leaves the class as it is.
+        # The name of a class may be None: Celery then names only the object.
         return Lockable.locks and (cls.name or "")[:7] != "celery."
 
 
@@ -135,7 +135,7 @@ def base_in(cls: type[Any]) -> type[Any]:
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The assigned value, else the configured one. With a namespace, Celery before 5.7 prefers the latter."""
+    """The assigned value, else the configured one. With a namespace, Celery before 5.7 reverses this order."""
     # Load the configuration before `changes` is read, because loading may assign settings.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
@@ -265,7 +265,7 @@ def wait_until_bound(task: Any) -> None:
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The `lock_<name>` of a task or a class of tasks; a function is not bound as a method."""
+    """The `lock_<name>` of a task or a task class; `task.lock_key` would bind a function."""
     name = f"lock_{name}"
     if isinstance(task, type):
         return getattr(task, name, default)
@@ -279,7 +279,7 @@ def refuse(faults: Iterable[str]) -> None:
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task or a class of tasks, and the faults. Without an app, only its own values count."""
+    """The checked values of a task or a class of tasks, and the faults. An *app* adds its settings and the defaults."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():

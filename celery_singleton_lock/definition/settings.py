@@ -18,7 +18,7 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The attribute of an app that has its store, and the URL that was assigned when this store was opened.
+# The app's attribute for a pair: the URL that was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
 stores_of_locks: list[Callable[[Celery], Store]] = []
 """Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""

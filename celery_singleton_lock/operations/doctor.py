@@ -105,7 +105,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
         if locks:
             found |= _about_use(locks, timeout)
             try:
-                # Survey before asking the workers: then a holder is active on its worker, or has ended.
+                # Survey first: a run that began after its worker had answered would seem inactive.
                 surveys += locks.surveys()
             except StoreError as error:
                 found["holders"] = None, str(error)
@@ -269,7 +269,7 @@ def _worker_in(stats: Any, active: Any, queues: Any, reserved: Any, store: Any) 
     pool = stats.get("pool", {})
     named = None
     if isinstance(queues, list):
-        # A route may name an alias. For a broadcast it names the exchange, because each worker has a queue of its own.
+        # A route may name an alias. A broadcast's route names the exchange, because each worker has its own queue.
         named = {str(each[word]) for each in queues for word in ("name", "alias") if each.get(word)}
         named |= {each["exchange"]["name"] for each in queues if each["exchange"]["type"] == "fanout"}
     kind = None
@@ -292,7 +292,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
-        # A worker of Celery takes questions on the same condition.
+        # A worker takes questions only under these two conditions.
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
             why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"
@@ -333,7 +333,7 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
-        # A holder that is gone by now was alive.
+        # A holder that is gone by now is no fault.
         for survey in locks.surveys_of([survey.key for survey in before]):
             for holder in survey.holders:
                 if holder.token in asked_about:
@@ -426,7 +426,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
     if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
-    # Celery masks the password of a setting by the name of the setting, and not in this one.
+    # Celery recognises secret settings by their names, and does not mask this one.
     if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)
     of_broker = app.conf.broker_transport_options or {}

@@ -71,7 +71,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer. If it is late, and the last look was slow, too, the answer of the last look."""
+        """The answer; or the previous one, if this look is late and the previous look was slow."""
         try:
             return self.begin().result(max(0.0, self._began_at + _PATIENCE - clock()))
         except TimeoutError:

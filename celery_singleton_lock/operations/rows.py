@@ -28,7 +28,7 @@ _CUT = {"lock", "label", "worker", "queue"}
 _HIDDEN_IF_EMPTY = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
-# Seconds before its due time at which a call counts as due, because the times of a mark are rounded.
+# A call counts as due this many seconds early, because the times of a mark are rounded.
 _DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
