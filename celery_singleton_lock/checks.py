@@ -28,7 +28,7 @@ BOUND = 1.0
 Check = Callable[[], object]
 """Raises a `ConfigurationError` with a line for each fault."""
 
-# `singleton`, too: its `doctor` shows the faults.
+# These commands show all faults of an app: `singleton` by its `doctor`.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
@@ -298,7 +298,7 @@ def _check_store(app: Celery) -> None:
         raise
     except StoreError as error:
         text = (
-            "acquire, wake-up and release did not work within %g s (%s); start it, or correct %s; until that works, "
+            "acquire, wake-up and release did not work within %g s (%s); start the store, or correct %s; until then, "
             "lock_on_store_error decides what happens to each task"
         )
         told = text, BOUND, error.problem, options.as_set(app, "singleton_lock_url")

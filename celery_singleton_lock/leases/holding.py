@@ -68,7 +68,7 @@ class State(IntEnum):
     RELEASED = 6
 
 
-# Names of the module, because `State.NEW` costs a function call before Python 3.12.
+# Module globals: `State.NEW` costs a function call before Python 3.12.
 NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
 # In the order of the states.
 _LEADS_TO = (

@@ -341,7 +341,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
         # Do not quote the error, which may have a password.
         raise TypeError(
             f"credential_provider cannot be used ({type(error).__name__}): give a redis.CredentialProvider, or the "
-            "dotted path of a class of one that takes no arguments"
+            "dotted path of a provider class that takes no arguments"
         ) from error
     for stood_for in ("username", "password"):
         arguments.pop(stood_for, None)
