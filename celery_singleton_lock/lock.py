@@ -116,7 +116,7 @@ class Lock:
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()
-        # Only this dict keeps a block's hold: a lease that nobody can release is not renewed.
+        # Only this dict keeps a block's hold: a forgotten `Lock` must not renew its lease.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
@@ -327,8 +327,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Without such a block, prefer one that this context knows, then one whose lease is over, because its end harms
-        nobody, then the last one.
+        Without such a block, prefer one that this context knows. Among several, end one whose lease is over, which
+        harms nobody; else the last.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()

@@ -47,7 +47,7 @@ from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds within which a started run asks for its lock. New messages wait for the run no longer.
+# Seconds that a started run has to ask for its lock. Then new messages stop waiting for the run.
 _ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 10
@@ -248,7 +248,7 @@ class WaitingMessages:
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """Whether new calls of the task may wait in the main process: their runs would ask for the lock first anyway."""
+    """Whether new calls of the task may wait in the main process: their runs, if refused, would only take a turn."""
     try:
         options = task.lock_options
     except ConfigurationError:

@@ -63,7 +63,7 @@ class SingletonRequest(Request):
         # Celery's `time_start` is on the wall clock, which may be set.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
-        # Once for each task's request class: whether the pool has children does not change.
+        # Once for each request class is enough: a pool runs all tasks in children, or none.
         if not self.is_looked_after:
             if self._runs_in_a_child():
                 # The child reports wrong settings.
@@ -75,7 +75,7 @@ class SingletonRequest(Request):
         """As Celery's, and release the lease of a dead child."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # The pool's own errors have gone through no pipe, which would have unwrapped them.
+            # Pickling unwraps an error, but the pool's own errors are not pickled.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
@@ -190,7 +190,7 @@ class SingletonRequest(Request):
         If *is_lost*, the timer of the lease has killed the child, which could not report the loss.
         """
         try:
-            # Survey first: the release deletes the holder. Surveys hide it once its lease is over.
+            # Survey first: the release deletes the holder. Surveys hide expired holders, so keep it.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -262,7 +262,7 @@ class ChildLeaseRenewer:
         for leases in late.values():
             with suppress(Exception):
                 _renew(leases)
-        # A shorter ttl has begun faster rounds, which replace these.
+        # If a shorter ttl has begun faster rounds, these rounds end.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 

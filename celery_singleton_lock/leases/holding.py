@@ -115,7 +115,7 @@ class Holding(Renewable):
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
-        # Why the holder was asked to stop, or else why the lease was lost. No state keeps it: LOST becomes RELEASED.
+        # Why the holder was asked to stop, or else why the lease was lost. The reason stays when LOST becomes RELEASED.
         self.lost_reason: LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
@@ -341,7 +341,7 @@ class Holding(Renewable):
         return answer
 
     def pending_release(self) -> PendingRelease:
-        """The release to repeat until the lease has expired, and the broker cannot redeliver the message."""
+        """The release to repeat until the lease and the time for redeliveries are both over."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)

@@ -50,7 +50,7 @@ _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 # `signal.getsignal` makes an enum of each answer, which is slow before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# Seconds that each try waits for the answers of event loops, and then once more before the next try.
+# For each try, the most seconds for event loops to answer, and the pause until the next try.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
 # The first tries raise nothing while an event loop is silent, or while cancelled tasks are ending.
 _CAREFUL_TRIES = 5
@@ -186,7 +186,7 @@ class Interrupt:
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that has just begun may get the error instead of the body. Then the next try raises it again.
+            # The error may hit a thread that the body has just started. Then the next try raises it again.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error
@@ -205,7 +205,7 @@ def _loops_that_run() -> Iterator[Loop]:
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
-    # `gc.get_objects` would refer to each tuple that other threads are building: CPython raises SystemError in them.
+    # Not `gc.get_objects`: its list refers to tuples under construction, and their threads get a SystemError.
     for each in gc.get_referrers(*kinds):
         if isinstance(each, Loop):
             with suppress(Exception):
@@ -233,14 +233,14 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # A second signal may take the last interrupt between two lines.
+    # No test of `_sent` first: a second signal may empty it next.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
 
 
 def _starts_another(thread: int) -> bool:
-    """The thread is starting another, in which CPython 3.11 would raise: the starter would wait for ever."""
+    """The thread starts another. CPython 3.11 would raise in the new one, and the starter would hang."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:

@@ -35,7 +35,7 @@ _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 def new_token() -> str:
     """A token that nobody else has."""
-    # Each is read from the kernel: after a fork, or from a snapshot, a batch read ahead would be used twice.
+    # No batch is read ahead: a forked process, or a restored snapshot, would use the same tokens again.
     return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 

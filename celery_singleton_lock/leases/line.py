@@ -30,7 +30,7 @@ A turn begins as COMING with the refusal of a run. If a `Lock`, a run in its slo
 as WAITING: these listen first. A turn that the store has lost begins again, at its old rank.
 
 While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
-before all that were refused later. A turn whose listener is gone also goes before new calls, for two seconds.
+before all that were refused later. New calls yield to a turn for two seconds after its listener is found gone.
 
 A wake-up may get lost, or a holder may die. Therefore the first turn of each lock in a process looks by itself:
 every two seconds if the turn is among the next few, or if the process cannot listen, and otherwise once in a ttl.
@@ -56,7 +56,7 @@ from celery_singleton_lock.stores.redis.store import Store
 _FREE = "free"
 # Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
-# Seconds until the next look after one that let a message go: another place may be free.
+# Seconds until the next look after a message was let go: another place may be free.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # A poll takes no more than 24 days.
@@ -167,7 +167,7 @@ class Line:
         has_turn: Called in the line's thread with a new message that has a turn now. It returns False if the message
             has gone meanwhile.
         is_expected: Returns whether a run of this process is about to take the place that a new message finds free.
-            Otherwise most new messages of a burst would take a process only to be refused.
+            If so, the message stays: most of a burst would take a process only to be refused.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _KEYS_PER_STEP = "250"
 _TRIAL_TTL = 1.0
 # Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-# Slots that are tried: too many for one of several servers to have them all by chance.
+# Slots that are tried. One of several servers is most unlikely to own all of them.
 _OTHER_SLOTS = 20
 TRIAL = "trial-"
 """Begins the digest of a self-test's key, which no list shows."""
