@@ -104,7 +104,7 @@ class ConfigurationError(SingletonLockError, ValueError):
 
 
 class StoreRefused(StoreError, ConfigurationError):
-    """The store wants another password, right, certificate or database, or cannot serve us; asking again does not help.
+    """The store wants another password, permission, certificate or database, or cannot serve us; retries do not help.
 
     Arguments:
         store: Address of the store, without credentials.

@@ -1,6 +1,6 @@
 """Receivers of Celery's signals around each run, connected once a run needs them.
 
-A receiver of `task_postrun` costs every task of the process a tenth of a lock, and the usual run needs none. So the
+A `task_postrun` receiver takes a tenth of a lock's time in every task of the process; the usual run needs none. So the
 first task or run that needs the receiver connects it.
 """
 

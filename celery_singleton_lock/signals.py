@@ -11,7 +11,7 @@ from celery.utils.dispatch import Signal
 
 
 class _Signal(Signal):
-    """Celery's signal without its lock, which since Python 3.13 a time limit may leave taken for ever."""
+    """Celery's signal without its lock: since Python 3.13 a time limit may leave it taken for ever."""
 
     lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
 

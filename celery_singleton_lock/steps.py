@@ -95,7 +95,7 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Let these runs leave done markers: a copy that asks only after the run has ended would run again."""
+    """Let these runs leave done markers: without one, a copy that asks after the run has ended runs again."""
     silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease
@@ -118,7 +118,7 @@ def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
     """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget a job whose process has not reported
-    its begin. As a worker stops, such a process waits for 30 s until somebody reads its result.
+    its begin. As a worker stops, such a process waits 30 s for its result to be read.
     """
 
     def flush() -> None:

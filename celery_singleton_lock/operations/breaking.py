@@ -182,7 +182,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key or digest begins with *start*, by key; and the calls whose task id does, by task id."""
+    """By key: locks whose key or digest begins with *start*. By task id: calls whose task id begins with it."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key

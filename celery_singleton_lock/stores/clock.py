@@ -19,9 +19,9 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
-    # On `clock()`. Until then, a server that did not tell its time is not asked again.
+    # Until this `clock()` time, a server that has not told its time is not asked again.
     ask_again_at: float = float("-inf")
-    # On `clock()`. Times in replies to earlier requests are not compared.
+    # Replies to requests sent before this `clock()` time are not compared.
     compares_at: float = float("-inf")
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A kit for the tests of applications: locks without a server, held by another run, lost, off, or recorded.
+"""A kit for the tests of applications: keep locks in memory; hold, expire, disable and record them.
 
 With pytest, `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root brings the fixture
 `singleton_locks`. The rest works with any test runner. The library itself does not import this package.
@@ -86,7 +86,7 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Give the app, and every `Lock` whatever its `url`, a new store in memory inside the block.
+    """Give the app and every `Lock`, even with a `url`, a new store in memory inside the block.
 
     The store serves all threads of this process, with those of Celery's `celery_worker`. In a process that is forked
     inside the block, each lock raises an error. Any other process uses the app's own store.
@@ -251,7 +251,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.of_task is not None
     store, key = target.store, target.key
-    # Look first: the store would take a second mark with the same task id for the first one.
+    # Look first: the store would accept a second mark with the same task id as a repetition.
     found = next(_marks_of_test(target), None) or store.mark_queued(
         key, HELD_BY_TEST, target.of_task.queue_ttl, limit=0, cooldown=0.0
     )

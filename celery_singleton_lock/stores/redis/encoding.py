@@ -49,8 +49,8 @@ class Script:
     """A Lua file of this package, called by its digest.
 
     Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
-    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts below the usual answer: each run defines their
-    functions, which would slow that answer.
+    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts after the fast path: defining their functions in
+    each run would slow it.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -229,7 +229,7 @@ def slot_in(entry: str, value: str) -> Slot:
 
 
 def _numbers_in(value: str, known: int) -> list[int]:
-    """The first *known* numbers of a field. Later releases may add numbers; one that an earlier release lacks is 0."""
+    """The first *known* numbers of a field. Numbers that a later release added are ignored; missing ones are 0."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
@@ -286,7 +286,7 @@ def _moment(microseconds: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> str:
-    """*seconds* as text for scripts: a signal handler that raises while hiredis converts a number crashes Python."""
+    """*seconds* as text for scripts: Python crashes if a signal handler raises while hiredis converts a number."""
     return str(round(seconds * 1000))
 
 

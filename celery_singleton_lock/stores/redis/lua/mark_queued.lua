@@ -84,7 +84,7 @@ if words.newest and older_until > 0 then
     sooner = math.max(0, now + words.due_in * 1000 - math.max(now, first + words.within * 1000))
   end
 end
--- A mark with `due_for` ends when the call expires, however much sooner the call is due.
+-- An earlier due time shortens a mark, but not one with `due_for`, which ends at `expires`.
 set_mark('queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
 if cooldown ~= '0' and not is_cooling then
   set_mark('cooldown', cooldown, task_id)

@@ -11,7 +11,7 @@
 -- Returns  1                      released; nothing else was in the lock.
 --          {lost, marked, short}  `lost`: `taken` if the place was lost to another caller, `expired` if it was lost to
 --                                 nobody, or an empty text. `marked`: 1 if the marker was left. `short`: 1 if nobody
---                                 listens for the turns that were read, so that more have to be woken.
+--                                 listens for the turns that were read, and more turns follow: ask again.
 
 -- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -68,7 +68,7 @@ if marker and (lost ~= '' or copy_has_come or words.is_due) then
   marked = 1
 end
 if line and is_kept then
-  -- Begin at the first turn that is there: otherwise void tickets at the front would hear instead of it.
+  -- Move the front past void tickets and unheard turns: otherwise `tell_near` may reach only these.
   walk_line(key, line, line.front, line.last, function(turn) return turn.state ~= UNHEARD and 'enough' end)
   tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
 elseif line then

@@ -4,12 +4,12 @@
 -- @argument task_id
 -- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
 --                      may still hold a place. `heeds`: a queued call goes before. Or `succeeds` and `published`, fields
---                      of a `Claim`: the call begins, and ends only in favour of a newer call.
+--                      of a `Claim`: the call begins, unless a newer call supersedes it.
 -- @argument task_name  the task's name if the lock has another name.
 --
 -- Returns  1                           the marks have ended, if there were any.
---          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before. `newer` is its task
---                                      id if this call ends in its favour, else an empty text.
+--          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before. `newer`: that call's
+--                                      task id if that call supersedes this one, else an empty text.
 
 -- @include time
 -- @include lock

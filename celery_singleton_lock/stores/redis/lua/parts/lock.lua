@@ -3,7 +3,7 @@
 --                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
 --   `<token>`           deadline of that holder. The field is `!<token>` once the holder was asked to stop.
 --   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
---   `<place>:`          the grant: its moment, by how much the fence is greater, ttl in milliseconds, pid, attempt,
+--   `<place>:`          the grant: its moment, the fence minus that moment, ttl in milliseconds, pid, attempt,
 --                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
 --                       holder's result. `ended`: the call has ended, although its run may go on. Without `ended` the
 --                       value has at most 64 bytes: a longer one doubles the memory of the hash.

@@ -1,7 +1,7 @@
 -- The successor, which is the call that runs next.
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
 -- Before `<until>` the successor is coming: its message is in the broker, and the next free place is kept for it. `<until>`
--- is 0 once its run has begun. Before `<superseding until>`, older calls that were once the newest end in its favour.
+-- is 0 once its run has begun. Before `<superseding until>`, the successor supersedes older calls that were once the newest.
 
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
@@ -39,14 +39,14 @@ end
 --   has begun, is remembered    predecessor                     newer_wins if the call was the newest, otherwise predecessor
 --   has begun, is forgotten     none                            none
 --
--- If the kinds differ, `newer_wins` still holds for a `replace` call. Otherwise a coming successor is a `stranger`, and any
--- other is `none`.
+-- If the kinds differ, the table's `newer_wins` still holds for a `replace` call. Any other coming successor is a
+-- `stranger`, the rest `none`.
 --
 --   `mine`          the successor is the call.
 --   `newer_wins`    the call ends in favour of the successor.
 --   `older_yields`  the successor ends in favour of the call.
---   `predecessor`   older calls have ended in favour of the successor, and now end in favour of the call:
---                   otherwise a late older call would run after newer calls.
+--   `predecessor`   the call now supersedes the older calls that the successor superseded: otherwise one that comes late
+--                   would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
 --   `none`          no call depends on the successor.
 local function relation(caller, successor)
@@ -109,7 +109,7 @@ local function ask_oldest_to_stop(key, places, successor_id)
   end
 end
 
--- Delete a lock in which nothing is left but its fence, and marks that are over.
+-- Delete a lock that has nothing but its fence and expired marks.
 local function delete_if_idle(key)
   local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
   for i = 1, 4 do
