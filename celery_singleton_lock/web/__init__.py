@@ -67,7 +67,7 @@ _GAUGES = {
     "waiting": ("singleton_lock_waiters", "Calls and Locks in line for a lock, now."),
     "queued": ("singleton_lock_queued", "Calls that are queued, or are next."),
     "longest": ("singleton_lock_oldest_held_seconds", "The time for which the oldest holder has held its lease."),
-    "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call is due."),
+    "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call has been due."),
 }
 _Numbers = Mapping[tuple[str, ...], int]
 
