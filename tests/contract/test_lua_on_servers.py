@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Ending, Facts, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Facts, Release, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY
 from tests.contract.asking import OTHER as OTHER_KEY
@@ -126,3 +126,21 @@ def test_an_ending_is_kept_by_a_server_out_of_memory(
 
     assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) == Release("left")
     assert client.hexists(KEY, COPY.marker)
+
+
+def test_a_copy_of_an_ended_run_is_refused_by_a_server_that_takes_no_writes_and_kept_out_by_one_out_of_memory(
+    store: Store, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    copy = replace(COPY, patience=1.0)
+    store.mark_done(KEY, COPY.marker, 0, "stored", 60.0)
+
+    client.config_set("min-replicas-to-write", 1)
+    try:
+        assert store.acquire(copy) == Done(0, "stored")
+    finally:
+        client.config_set("min-replicas-to-write", 0)
+
+    before = client.hget(KEY, COPY.marker)
+    out_of_memory()
+    assert store.acquire(copy) == Done(0, "stored")
+    assert client.hget(KEY, COPY.marker) > before

@@ -41,9 +41,11 @@ end
 local function keep_marker(key, marker)
   local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - at
-  -- The copy must get its answer even if the server lacks memory for this write.
-  redis.pcall('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
-  expire_after(key, lasts)
+  -- See `begin_writing`. A server that takes no writes for now must still answer the copy.
+  if type(redis.pcall('HDEL', key, '')) == 'number' then
+    call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
+    expire_after(key, lasts)
+  end
 end
 
 -- Do not overwrite a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random
