@@ -171,8 +171,10 @@ class SingletonSchedulerMixin(Scheduler):
         for name, entry in schedule.items():
             slot = known.pop(name, None)
             if slot is None:
-                # Begin before the due time: a `clocked` entry that is added late would count as sent.
-                begins = max(0, min(_microseconds(entry.last_run_at), now, _microseconds(_due_of(entry)) - 1))
+                begins = max(0, min(_microseconds(entry.last_run_at), now))
+                if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
+                    # Begin before its one moment: otherwise an entry that is added late would count as sent.
+                    begins = max(0, min(begins, _microseconds(_due_of(entry)) - 1))
                 slot = Slot(name, begins, self._fence, sent=begins)
                 self._note(slot)
             slots[name] = slot

@@ -173,12 +173,12 @@ def test_a_schedule_that_changes_under_its_leader_is_followed(valkey: Server) ->
 class Clocked(BaseSchedule):
     """One moment, as django-celery-beat and sqlalchemy-celery-beat have it."""
 
-    def __init__(self, moment: datetime, **kwargs: Any) -> None:
-        self.moment = moment
+    def __init__(self, clocked_time: datetime, **kwargs: Any) -> None:
+        self.clocked_time = clocked_time
         super().__init__(**kwargs)
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        return self.moment - self.now()
+        return self.clocked_time - self.now()
 
     def is_due(self, last_run_at: datetime) -> Any:
         left = self.remaining_estimate(last_run_at).total_seconds()
@@ -204,6 +204,58 @@ def test_an_entry_whose_one_moment_is_over_when_a_beat_sees_it_is_sent_once(
     heir.close()
 
     assert (beat.sent, heir.sent) == (["once"], [])
+
+
+def test_an_entry_of_one_moment_that_has_run_is_not_sent_again_once_the_store_has_lost_its_slot(
+    valkey: Server,
+) -> None:
+    now = datetime.now(UTC)
+    beat = beat_of(valkey.url)
+    # As the scheduler's file has it.
+    known = {"last_run_at": now - timedelta(seconds=50), "total_run_count": 1}
+    beat.add(name="once", task="once", schedule=Clocked(now - timedelta(minutes=1), app=beat.app), **known)
+
+    for _ in range(3):
+        beat.tick()
+
+    assert beat.sent == []
+    beat.close()
+
+
+class Over(BaseSchedule):
+    """A rule that has ended, as celery-redbeat's `rrule` tells it."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> None:
+        return None
+
+    def is_due(self, last_run_at: datetime) -> Any:
+        return schedstate(is_due=False, next=None)
+
+
+def test_a_new_entry_whose_schedule_is_over_keeps_no_other_from_being_sent(valkey: Server) -> None:
+    beat = beat_of(valkey.url, "collect")
+    beat.add(name="over", task="over", schedule=Over(app=beat.app))
+
+    until(beat.sends, "it sends the other")
+
+    assert beat.sent == ["collect"]
+    beat.close()
+
+
+def test_a_crontab_that_is_new_in_the_hour_that_comes_twice_is_not_sent_at_once(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second_time = datetime(2026, 10, 25, 1, 31, tzinfo=UTC)
+    monkeypatch.setattr(Celery, "now", lambda app: second_time.astimezone(app.timezone))
+    monkeypatch.setattr(time, "time_ns", lambda: int(second_time.timestamp()) * 1_000_000_000)
+    beat = beat_of(valkey.url, timezone="Europe/Berlin")
+    beat.add(name="nightly", task="nightly", schedule=crontab(hour="2", minute="45", app=beat.app))
+
+    for _ in range(3):
+        beat.tick()
+
+    assert beat.sent == []
+    beat.close()
 
 
 def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server) -> None:
