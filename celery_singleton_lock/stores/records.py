@@ -302,8 +302,8 @@ class LockState:
         fence: The greatest fence that was given. None if none is remembered.
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
-        waiters: How many have a turn. Beyond the first 160 tickets, calls that have left may still count.
-        turns: The turns among the first 160 tickets, in their order.
+        waiters: How many have a turn. Beyond 160 tickets, calls that have left may still count.
+        turns: The turns of 160 tickets, in their order: of the first, and of the first that will be woken.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.

@@ -471,6 +471,18 @@ class Turns(Contract):
         assert "moves" not in line_of(store)
         assert "waits" in line_of(store)
 
+    def test_a_turn_behind_many_unheard_ones_is_shown(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        for number in range(MANY):
+            turn_of(store, f"lost {number}")
+        self.pass_time(ON_ITS_WAY)
+        store.release(claim("a"), 1)
+        granted(store.acquire(claim("b")))
+        turn_of(store, "waits")
+
+        assert line_of(store)[-1] == "waits"
+        assert store.survey([KEY])[0].waiters == MANY + 1
+
     def test_a_copy_waits_for_the_turn_of_its_message_and_finds_that_it_was_done(self, store: Store) -> None:
         store.acquire(claim("a"))
         original = turn_of(store, "twice")

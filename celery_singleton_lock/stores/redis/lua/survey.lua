@@ -30,17 +30,25 @@ for _, mark in pairs({lock.queued, lock.successor, lock.cooldown}) do
   end
 end
 
-if line then
-  local stop = math.min(line.last, line.first + MOST_SHOWN - 1)
-  for ticket = line.first, stop do
+local function add_turns(from, stop)
+  for ticket = from, stop do
     local turn = read_turn(key, ticket)
     if turn and turn.deadline > now then
       turn.is_unheard = turn.state == UNHEARD
       turns[#turns + 1] = turn
     end
   end
+end
+
+if line then
+  -- However many unheard turns are in front, half of the tickets are left for those that will be woken.
+  local unheard, others = line.front - line.first, line.last - line.front + 1
+  local read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
+  local stop = math.min(line.last, line.front + MOST_SHOWN - read - 1)
+  add_turns(line.first, line.first + read - 1)
+  add_turns(line.front, stop)
   -- Tickets that were not read count as turns.
-  waiters = #turns + line.last - stop
+  waiters = #turns + unheard - read + line.last - stop
 end
 for _, each in ipairs(lock.places) do
   if each.alive and each.asked_to_stop then
