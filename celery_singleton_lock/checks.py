@@ -38,7 +38,8 @@ _checked: WeakSet[Celery] = WeakSet()
 # When a task is made.
 
 
-def check_definition(cls: type[Any]) -> None:
+def check_definition(cls: type[Any], name: str) -> None:
+    cls = _named(cls, name)
     options.refuse([*_faults_in_class(cls), *options.values_of(cls)[1], *_faults_in_key(cls)])
 
 
@@ -48,7 +49,7 @@ def options_of(task: Any) -> options.LockOptions:
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
     # Check the class again, because Celery keeps a refused task, and gives it to the next caller.
-    of_class = _faults_in_class(task.__class__)
+    of_class = _faults_in_class(_named(task.__class__, task.name))
     found = [*settings.faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
@@ -75,6 +76,11 @@ def is_checked_at_start(app: Celery) -> bool:
     """Whether this process will log the faults of all tasks; an error now would show a traceback and only one fault."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
+
+
+def _named(cls: type[Any], name: str) -> type[Any]:
+    """The class, under the *name* of its task if it has none: Celery names the object, and not the class."""
+    return cls if cls.name else type(cls.__name__, (cls,), {"name": name})
 
 
 def _faults_in_class(cls: type[Any]) -> Iterator[str]:
@@ -129,7 +135,7 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
     """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
     if app in _checked:
         return
-    checks: list[Check] = [partial(check_definition, task.__class__) for task in options.lockable(app)]
+    checks: list[Check] = [partial(check_definition, task.__class__, task.name) for task in options.lockable(app)]
     if has_lease:
         checks = [*_checks_for_tasks(app), *_checks_for_beat(app), partial(_check_store, app)]
     _checked.add(app)

@@ -363,8 +363,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             cls.stores_started = True
         if cls.is_lockable() and not is_checked_at_start(app):
             # `register_task` gives this name to the object, and none to its class.
-            name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
-            check_definition(cls if cls.name else type(cls.__name__, (cls,), {"name": name}))
+            check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
         """The run of this call; None for a task of Celery, a direct call, and a call inside or after its own run."""

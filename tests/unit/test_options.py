@@ -9,6 +9,7 @@ from celery import Celery, Task
 from kombu.transport import TRANSPORT_ALIASES, virtual
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.checks import check_beat, faults_of
 from celery_singleton_lock.signals import lock_acquired
 from tests.unit.conftest import make
 
@@ -185,6 +186,24 @@ def test_a_class_without_a_name_gets_the_name_that_celery_gives(app: Celery) -> 
         assert task.lock_key_for(1).startswith(f"singleton:v3:{{{task.name}:")
         assert task.apply((7,)).get() == 7
         assert task.delay(1).id == task.lock_state(1).queued
+    check_beat(app, has_lease=False)
+
+
+def test_a_fault_of_a_class_without_a_name_is_told_under_that_name(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Sync(SingletonTask):
+        lock_tll = 3
+
+        def run(self) -> None: ...
+
+    # As in a worker, which tells the faults of all tasks at its start.
+    monkeypatch.setattr("celery_singleton_lock.task.is_checked_at_start", lambda _: True)
+    app.register_task(Sync())
+
+    (fault,) = faults_of(app)
+
+    assert fault.startswith(f"task {__name__}.Sync: there is no option lock_tll")
 
 
 class Defaults:
