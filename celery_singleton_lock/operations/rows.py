@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery, states
 
 from celery_singleton_lock.definition import keys, options, settings
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.leases.counters import BEGINS_EVENT, hash_of
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.runs.endings import CallRevoked
@@ -168,8 +168,10 @@ class Locks:
         found = list[str]()
         try:
             found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
-        finally:
+        except StoreError:
             yield from self.surveys_of(found)
+            raise
+        yield from self.surveys_of(found)
 
     def surveys_of(self, several: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(several), _SURVEYED_AT_ONCE):

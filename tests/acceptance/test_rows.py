@@ -2,7 +2,7 @@
 
 import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,9 @@ from kombu import Queue
 from werkzeug.test import Client
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.operations.rows import Locks
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
@@ -46,6 +48,17 @@ FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "fence": lambda redis, key: redis.hset(key, mapping={"fence": "x", "queued": f"{'9' * 16} id"}),
 }
+
+
+def test_who_interrupts_a_listing_waits_for_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Iterator[str]:
+        yield KEY
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Inventory, "keys", interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        next(Locks(tasks.app).surveys())
 
 
 @pytest.mark.parametrize("kind", [*FOREIGN, "name"])
