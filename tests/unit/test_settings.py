@@ -247,7 +247,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     **{
         f"a provider {text}": (
             {"result_backend": "redis://results/0", "redis_backend_credential_provider": text},
-            ("the dotted path of a class", "dotted path"),
+            ("the dotted path of a provider class", "dotted path"),
         )
         for text in ("nowhere.Vault", f"{__name__}.Safe", f"{__name__}.SECRET", "vault")
     },
