@@ -57,8 +57,6 @@ def test_each_end_of_a_call_and_each_death_of_a_holder_is_counted(recorder: Reco
     task, other = tasks.by_policy["skip"], tasks.skipped
     key, store = other.lock_key_for("dead"), store_of(tasks.app)
     with workers(APP, {"TEST_TTL": "30"}, concurrency=4) as (worker,):
-        # The store knows of a dead holder for one more ttl.
-        store.acquire(Claim(key, "dead", 6.0, facts=Facts("id-dead")))
         holder, *killed = task.delay("k", 1, 2.0, gate="all are refused"), *(other.delay(n, 60.0) for n in range(2))
         begun = until(lambda: len(found := recorder.events("enter")) == 3 and found, "they run", timeout=PROMPTLY)
         for event in begun:
@@ -68,6 +66,8 @@ def test_each_end_of_a_call_and_each_death_of_a_holder_is_counted(recorder: Reco
             with pytest.raises(TaskRevokedError):
                 task.delay("k").get(timeout=PROMPTLY)
         recorder.open_gate("all are refused")
+        # The store knows of a dead holder for one more ttl.
+        store.acquire(Claim(key, "dead", 6.0, facts=Facts("id-dead")))
         holder.get(timeout=PROMPTLY)
         # While the processes live, within seconds.
         until(lambda: of("held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)

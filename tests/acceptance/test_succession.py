@@ -38,6 +38,17 @@ def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(worker: Worker,
     assert overlaps(of_key(recorder, key)) == []
 
 
+def test_a_replaced_run_with_automatic_retries_is_not_run_again(worker: Worker, recorder: Recorder) -> None:
+    task, key = combined.replace_autoretrying, "autoretrying"
+    first = recorder.begun(task.delay(key, 1, seconds=60))
+    second = task.delay(key, 2)
+
+    assert second.get(timeout=PROMPTLY) == 2
+    with pytest.raises(TaskRevokedError, match=second.id):
+        first.get(timeout=PROMPTLY)
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 2]
+
+
 @contextmanager
 def absent(worker: Worker) -> Iterator[None]:
     """Messages that this worker has to take, or has taken and keeps for later, do not come."""

@@ -224,6 +224,7 @@ def play(choose: Callable[[int], int], length: int) -> None:
             events[choose(len(events))]()
             world.check()
         world.serve_all()
+        assert world.store.fields(KEY) == {}, "nothing is left"
     finally:
         world.close()
 

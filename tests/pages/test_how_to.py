@@ -386,6 +386,32 @@ def test_lock_without_a_task(shop: Program) -> None:
     assert asyncio.run(module.reserve())
 
 
+PRIMARY = """
+from celery.signals import worker_init
+
+@worker_init.connect(weak=False)
+def become_the_primary(**_: object) -> None:
+    Lock("primary", url="{url}", ttl=12).acquire(timeout=10)
+"""
+
+
+def test_a_worker_of_several_holds_a_lock_for_its_life(
+    shop: Program, worker: StartWorker, folder: Path, valkey: Server
+) -> None:
+    shop("docs/how-to/lock-without-a-task.md")
+    # Not in this process, which is no worker.
+    with (folder / "shop.py").open("a") as program:
+        program.write(PRIMARY.format(url=valkey.url))
+    primary = Lock("primary", url=valkey.url)
+    one = worker()
+
+    (holder,) = primary.state().holders
+    assert holder.pid == one.pid
+    until(lambda: primary.state().holders[0].expires_in < 10, "time passes")
+    until(lambda: primary.state().holders[0].expires_in > 10, "it is renewed")
+    assert primary.acquire(blocking=False) is None
+
+
 def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Program, valkey: Server) -> None:
     module = shop("docs/how-to/lock-without-a-task.md")
     other = Lock("stock", url=valkey.url)

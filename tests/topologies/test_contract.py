@@ -74,19 +74,12 @@ class AtOneServer:
     def pubsub_channels(self, pattern: str) -> Any:
         return self._client.execute_command("PUBSUB SHARDCHANNELS", pattern)
 
-    def pubsub_numsub(self, *channels: str) -> list[tuple[str, int]]:
-        return list(self._client.execute_command("PUBSUB SHARDNUMSUB", *channels))
-
     def keys(self) -> list[str]:
         found = list[str]()
         for master in self._cluster.masters:
             with master.client() as client:
                 found += client.keys()
         return found
-
-    def memory_usage(self, key: str) -> Any:
-        with self._cluster.owner(key).client() as client:
-            return client.memory_usage(key)
 
 
 class TestClusterStore(OfOneServer):

@@ -27,7 +27,6 @@ from tests.contract.asking import (
     tokens,
 )
 
-START = "singleton:v3:{"
 ALICE = "alice@ops-1"
 
 

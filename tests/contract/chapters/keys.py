@@ -10,13 +10,14 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Done, Ending, Renewal
+from celery_singleton_lock.stores.records import Done, Ending, Renewal, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
     KEY,
     SHORT,
+    SLOTS,
     Contract,
     again,
     begin,
@@ -157,6 +158,15 @@ class Keys(Contract):
 
         assert store.acquire(delivery("copy")) == Done(0, "stored")
         assert set(client.hkeys(KEY)) <= {"fence", marker_of("a")}
+
+    def test_what_is_no_lock_has_an_end_as_well(self, store: Store, client: Any) -> None:
+        store.claim_slot(SLOTS, Slot("entry", 1, 1))
+        store.count("singleton:v3:stats", {"acquired::a": 1}, 1.0)
+        store.record("singleton:v3:history", ["an event"], 1.0)
+
+        found = client.keys()
+        assert len(found) == 3
+        assert [key for key in found if client.pttl(key) <= 0] == []
 
     def test_many_markers_that_are_over_do_not_pile_up_in_a_key_that_is_used_on(
         self, store: Store, client: Any

@@ -125,6 +125,13 @@ class Succession(Contract):
 
     # Rerun.
 
+    def test_a_rerun_asks_no_holder_to_make_way(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        for _ in range(2):
+            assert succeed(store, again(call("b", 2000)), "rerun") == "b"
+
+        assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
+
     def test_the_next_of_another_task_supersedes_nobody(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         assert succeed(store, call("other", 2000), "rerun", "shop.other") == "other"
