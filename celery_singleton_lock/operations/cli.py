@@ -335,7 +335,7 @@ def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoR
 
 def _confirm() -> None:
     # Without a terminal, the prompt would read the input of the script that calls us.
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.ClickException("nothing was done, because there is no terminal to ask; give --yes")
     click.confirm("Go on?", abort=True, err=True)
 

@@ -222,26 +222,6 @@ def test_an_entry_of_one_moment_that_has_run_is_not_sent_again_once_the_store_ha
     beat.close()
 
 
-class Over(BaseSchedule):
-    """A rule that has ended, as celery-redbeat's `rrule` tells it."""
-
-    def remaining_estimate(self, last_run_at: datetime) -> None:
-        return None
-
-    def is_due(self, last_run_at: datetime) -> Any:
-        return schedstate(is_due=False, next=None)
-
-
-def test_a_new_entry_whose_schedule_is_over_keeps_no_other_from_being_sent(valkey: Server) -> None:
-    beat = beat_of(valkey.url, "collect")
-    beat.add(name="over", task="over", schedule=Over(app=beat.app))
-
-    until(beat.sends, "it sends the other")
-
-    assert beat.sent == ["collect"]
-    beat.close()
-
-
 def test_a_crontab_that_is_new_in_the_hour_that_comes_twice_is_not_sent_at_once(
     valkey: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,8 +324,8 @@ def test_a_wait_that_would_stop_all_greenlets_is_refused(valkey: Server, patch: 
     assert "monkey.patch_all()" in done.stdout
 
 
-TTL = 5.5
-LONGER = 5.8
+TTL = 7.0
+LONGER = 7.3
 """Its key stays in the store for two ttls, so the machine may stand still for the rest."""
 
 
