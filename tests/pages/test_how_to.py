@@ -217,6 +217,7 @@ def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
     assert second.get(timeout=SOON) == "published 4"
 
 
+@pytest.mark.prove
 def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/cancel-and-start-again.md")
     worker()
