@@ -83,8 +83,6 @@ class Node(Server):
 
 
 class Cluster:
-    """Three masters with a third of the slots each, and a replica of each."""
-
     def __init__(
         self,
         kind: str,
@@ -161,7 +159,6 @@ class Cluster:
         return clock() - began
 
     def kill(self, node: Node) -> None:
-        """End the node, and have the others notice soon."""
         self.hurry()
         node.stop()
 
@@ -207,7 +204,6 @@ class Cluster:
                 client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
 
     def end_to_move(self, key: str, source: Node, target: Node) -> None:
-        """Move the keys that are left, and tell all nodes."""
         self.move_keys(slot_of(key), source, target)
         for node in (target, source, *(one for one in self.masters if one not in (source, target))):
             node.ask("SETSLOT", slot_of(key), "NODE", target.id)
@@ -264,7 +260,6 @@ def sharded(kind: str, *arguments: str) -> Iterator[Node]:
 
 @contextmanager
 def clustered(kind: str, *arguments: str, **options: Any) -> Iterator[Cluster]:
-    """A cluster of its own for a test that breaks it."""
     cluster = Cluster(kind, *arguments, **options)
     try:
         cluster.start()

@@ -73,14 +73,12 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(params=SERVERS)
 def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test, which may mistreat it."""
     with running(request.param) as server:
         yield server
 
 
 @pytest.fixture
 def recorder(valkey: Server) -> Iterator[Recorder]:
-    """The record of what bodies did, independent of the locks."""
     recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
     yield recorder
     recorder.close()
@@ -151,5 +149,4 @@ def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def wall_clock(tmp_path: Path) -> FakeClock:
-    """A wall clock for processes that are started with its `env`."""
     return FakeClock(tmp_path / "clock")

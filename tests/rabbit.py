@@ -77,7 +77,6 @@ class Rabbit:
 
 
 def is_needed() -> None:
-    """Skip the test without one, or fail it in CI."""
     if not _SERVER.exists():
         missing("rabbitmq-server is not installed")
 

@@ -56,12 +56,10 @@ class Recorder:
         return sorted((event for event in events if name in (None, event.name)), key=lambda event: event.at)
 
     def begun(self, result: Any) -> Any:
-        """Wait until the body of that call runs."""
         until(lambda: result.id in [event.run for event in self.events("enter")], "it runs", timeout=60)
         return result
 
     def wait_at(self, gate: str) -> None:
-        """Wait until a test lets the body go on."""
         until(lambda: self._client.exists(f"gate:{gate}"), f"the gate {gate} opens", timeout=_PATIENCE)
 
     def open_gate(self, gate: str) -> None:

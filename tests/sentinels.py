@@ -45,7 +45,6 @@ class Sentinel(Server):
         self.ask("DEBUG", *(word for pair in periods.items() for word in pair))
 
     def watch(self, name: str, port: int, down_after: float, quorum: int = 2) -> None:
-        """Watch the master at *port* from now on, under that name."""
         self.ask("MONITOR", name, "127.0.0.1", port, quorum)
         options = {"down-after-milliseconds": round(1000 * down_after), "failover-timeout": 3000}
         for option, value in options.items():
@@ -124,7 +123,6 @@ class Deployment:
         os.kill(server.pid, signal.SIGSTOP)
 
     def fail_over(self, key: str = "") -> Server:
-        """Fail over as an operator does, with all servers alive; return the new master."""
         before, asked_at = self.master, float("-inf")
 
         def is_over() -> bool:
@@ -171,7 +169,6 @@ def _is_up_to_date(replica: Server) -> bool:
 
 @contextmanager
 def deployed(kind: str, *arguments: str, **options: Any) -> Iterator[Deployment]:
-    """A deployment of its own for a test that breaks it."""
     deployment = Deployment(kind, *arguments, **options)
     try:
         deployment.start()

@@ -50,7 +50,6 @@ Arrow = tuple[str, str]
 
 
 def imports(tree: ast.AST, name: str = "") -> Iterator[str]:
-    """What is imported, anywhere inside, under its full name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -71,7 +70,6 @@ def split(source: str) -> tuple[ast.Module, ast.Module]:
 
 
 def file_of(imported: str) -> str | None:
-    """The file of this package that an imported name comes from."""
     parts = imported.split(".")
     if parts[0] != NAME:
         return None
@@ -92,7 +90,6 @@ def arrows(*, for_types: bool = False) -> set[Arrow]:
 
 
 def room(name: str) -> str:
-    """The folder or the file at the top of the package."""
     return name.partition("/")[0].removesuffix(".py")
 
 

@@ -23,7 +23,6 @@ LINK = re.compile(r"\]\(([^)\s]+)")
 
 
 def run(*command: object, cwd: Path) -> str:
-    """The output of *command*, which knows nothing of the environment of the tests."""
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "CELERY"))
     }
@@ -42,7 +41,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment with the wheel and nothing of the source folder."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"

@@ -80,14 +80,12 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """So far, or of the whole block."""
         if self._ended is not None:
             return self._ended
         return clock() - self._began_at - (pulse().stood_still() - self._before)
 
 
 def lasted(call: Callable[[], object]) -> float:
-    """Seconds that *call* takes without those in which this process stood still."""
     with Watch() as watch:
         call()
     return watch.seconds

@@ -44,8 +44,6 @@ class Process:
 
 
 class Worker:
-    """One `celery worker` with its pool children."""
-
     def __init__(
         self,
         app: str,
@@ -97,7 +95,6 @@ class Worker:
             self._process.wait()
 
     def close(self) -> None:
-        """End the worker if the test has not."""
         self.kill()
         self._log.unlink(missing_ok=True)
 

@@ -85,7 +85,6 @@ MODES = ("until_executing", "until_executed", "until_and_while_executing")
 def retrying_in(mode: str) -> Any:
     @app.task(base=SingletonTask, bind=True, name=f"retrying-{mode}", lock_key=("key",), lock_mode=mode, max_retries=3)
     def retries(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
-        """Retries itself at once, and its body takes *finish* seconds more to end."""
         with recorder.body(key, self.request.id, attempt=self.request.retries):
             try:
                 if self.request.retries < attempts:

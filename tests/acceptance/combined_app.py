@@ -148,7 +148,6 @@ keyed = {mode: keyed_by_number(mode) for mode in ("while_executing", "until_exec
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="reschedule")
 def published_by_hand(self: Any, key: str) -> str | None:
-    """Publishes its next attempt as a call of its own, without `retry`."""
     return None if self.request.retries else self.apply_async((key,), retries=1).id
 
 

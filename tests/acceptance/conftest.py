@@ -81,7 +81,6 @@ def rabbit() -> Iterator[str]:
 
 @pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)])
 def broker(request: pytest.FixtureRequest, tasks: Any, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The broker of this process, and of the workers that it starts."""
     url = valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
     tasks.app.conf.broker_url = url
     monkeypatch.setenv("TEST_BROKER", url)
@@ -123,7 +122,6 @@ def one_valkey() -> Any:
 
 
 def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[Any, Any]:
-    """The fixture `valkey` of a module, and the fixture `worker`."""
 
     @pytest.fixture(scope="module", autouse=autouse)
     def worker(valkey: Server) -> Iterator[Worker]:

@@ -25,7 +25,6 @@ TTL = 3.0
 TICK = 1.0
 OURS, OF_DJANGO = "celery_singleton_lock.beat:SingletonScheduler", "tests.acceptance.django_app:Scheduler"
 SLACK = 10.0
-"""For a machine that has other things to do."""
 
 
 class Beat(Process):

@@ -111,7 +111,6 @@ NO_KEYS = {
 
 
 def without_keys() -> Iterator[Any]:
-    """Each of them once, and one of them in each mode and for each reason; the other combinations for the depth."""
     bads = {"raises": "a text", "returns None": ["a list"]}
     for name, (reason, bad), mode in product(NO_KEYS, bads.items(), combined.keyed):
         is_shown = name == "a member of a chord" or (reason, mode) == ("raises", "until_executed")

@@ -24,7 +24,6 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import kill_child, workers
 
-# For a worker on a busy machine.
 PROMPTLY = 60
 
 
@@ -69,9 +68,7 @@ def test_each_end_of_a_call_and_each_death_of_a_holder_is_counted(recorder: Reco
         # The store knows of a dead holder for one more ttl.
         store.acquire(Claim(key, "dead", 6.0, facts=Facts("id-dead")))
         holder.get(timeout=PROMPTLY)
-        # While the processes live, within seconds.
         until(lambda: of("held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)
-        # By its main process, or by the next holder.
         until(lambda: not store.holders(key), "its lease has run out", timeout=PROMPTLY)
         assert other.delay("dead").get(timeout=PROMPTLY) == "ran"
         until(lambda: of("holder_died_total", other) >= 3, "each is counted", timeout=PROMPTLY)

@@ -65,7 +65,6 @@ def demo(directory: Path) -> Iterator[Demo]:
 
 
 def said_in(picture: Path) -> list[str]:
-    """The style and the texts of a timeline, without what differs from one demonstration to the next."""
     said = ["".join(each.itertext()) for each in ET.parse(picture).iter() if each.tag.endswith(("style", "text"))]
     # Which run dies with a worker is a matter of luck.
     differs = re.compile(r"\d|$|worker \w+ killed$|Worker \w+ is killed|The (key of|next|killed) ")
@@ -88,7 +87,6 @@ def test_the_demo_shows_what_it_promises_and_leaves_nothing_behind(tmp_path: Pat
     assert int(runs) <= 3
     assert int(runs) + int(superseded) == 4
     assert re.search(r"^with the lock: overlaps: 0 \(.* index: 4\)", output, re.MULTILINE)
-    # An operator sees the run that was killed.
     head, *rows = (
         output.partition("$ celery -A example_project.app singleton list\n")[2].partition("\n\n")[0].splitlines()
     )

@@ -38,11 +38,9 @@ YES, NO, AWAY = 0, 1, 69
 OF_THE_SERVER = ["server", "eviction", "persistence", "connections"]
 ALL = ["store", "locking", *OF_THE_SERVER, "clock", "tasks", "workers", "holders"]
 NOWHERE = {"broker_url": "nowhere://"}
-"""A broker whose workers nobody waits for."""
 AT_LEISURE = ("--timeout", "30")
 """On a machine that is busy; a store that is there, and workers that cannot be asked, take none of it."""
 SOON = ("--timeout", "0.1")
-"""For what does not come."""
 LONG = 30.0
 (RIGHTS,) = re.findall(
     r"^ACL SETUSER shop (.*(?:\n +\S.*)*)",
@@ -253,7 +251,6 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
     "no right to a channel": (user("~singleton:*", "+@all", "resetchannels"), {"locking": "channel"}),
     "no right to a key": (user("~shop:*", "&*", "+@all"), {"locking": "key"}),
 }
-"""A fault of a server: how it begins, and the words of each check that fails."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -581,7 +578,6 @@ SURPRISES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ({"lock_min_hold_on_failure": False}, {}, ("task (lock_min_hold_on_failure beside no lock_min_hold)",)),
     ({"lock_min_hold_on_failure": False, "lock_min_hold": 5}, {}, ()),
 ]
-"""Options of a task, settings, and what the advice says; none where an option does what it says."""
 
 
 @pytest.mark.parametrize(("options", "settings", "words"), SURPRISES)

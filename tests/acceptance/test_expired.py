@@ -23,7 +23,6 @@ IN_TIME = 30
 
 
 def requeued_by(task: Any, key: str) -> Callable[..., Any]:
-    """A call of a key that is held for longer than the call lasts."""
 
     def call(recorder: Recorder, **options: Any) -> Any:
         recorder.begun(task.delay(key, 1, gate="all have expired"))

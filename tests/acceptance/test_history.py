@@ -137,7 +137,6 @@ def test_a_history_that_cannot_be_read_does_not_say_that_nothing_has_happened(ap
         skip(app)
         counters.flush()
     else:
-        # Damaged, or another program's.
         store_of(app).call("SET", "singleton:v3:history", "x")
 
     page = Visitor(application(app)).get().body

@@ -20,7 +20,6 @@ from tests.waiting import until
 from tests.workers import Worker
 
 SOON = 40
-"""Seconds in which a call that is called has come, on a machine that stands still for a while."""
 TASK = tasks.by_policy["reschedule"]
 
 valkey, worker = one_worker(3)
@@ -53,13 +52,11 @@ def heard_by(server: Server, number: int, key: str = "k", timeout: float = SOON)
 
 
 def scheduled() -> set[str]:
-    """The ids that `celery inspect scheduled` shows of the only worker."""
     (entries,) = (tasks.app.control.inspect().scheduled() or {"nobody": []}).values()
     return {entry["request"]["id"] for entry in entries}
 
 
 def refused_in_the_pool(worker: Worker) -> list[str]:
-    """The task ids of the runs of this worker that have met a holder."""
     return re.findall(r"PoolWorker-\d+\] lock\.conflict .*? task_id=(\S+)", worker.log())
 
 

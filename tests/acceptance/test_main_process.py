@@ -100,5 +100,4 @@ def test_messages_that_have_waited_leave_nothing_in_the_main_process(worker: Wor
 
     before, between, after = [objects_after_a_crowd(f"crowd-{number}") for number in range(3)]
 
-    # A worker keeps a few other things, once.
     assert min(between - before, after - between) < 3 * WAITING

@@ -101,7 +101,6 @@ def test_what_counts_while_it_runs(worker: Worker, recorder: Recorder, valkey: S
     assert {mode: result.get(timeout=PROMPTLY) for mode, result in first.items()} == {
         mode: mode for mode in tasks.MODES
     }
-    # Both of until_executing.
     assert len(of_key(recorder, key, "enter")) == 4
 
 

@@ -23,9 +23,6 @@ LATER = {"tenant": {"name": "north", "zones": [1, None]}, "weight": 0}
 valkey, worker = one_worker(4, autouse=True)
 
 
-# Items of maps, starmaps and chunks are calls like others.
-
-
 @pytest.fixture
 def held(recorder: Recorder) -> Iterator[Any]:
     gates = []
@@ -90,9 +87,6 @@ def test_an_item_that_asks_for_a_retry_keeps_no_lease(recorder: Recorder) -> Non
 
     # A lease that is left would be renewed for as long as its process lives.
     until(lambda: not task.lock_holders(71), "its key is free", timeout=PROMPTLY)
-
-
-# A retry runs under the key of its own arguments, when it was asked to.
 
 
 @pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])

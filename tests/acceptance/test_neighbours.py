@@ -29,7 +29,6 @@ def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """One for each test and worker."""
     return request.node.name
 
 

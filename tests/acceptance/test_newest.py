@@ -19,9 +19,7 @@ from tests.workers import workers
 
 SOON = 60
 LONGEST_WAIT = 4.0
-"""The `lock_wait_timeout` of the debounced tasks."""
 LATE = 8.0
-"""A machine that stands still for seconds."""
 
 every_pair = pytest.mark.parametrize(
     "pair", [pair if pair == PAIRS[1] else pytest.param(pair, marks=pytest.mark.prove) for pair in PAIRS]
@@ -120,7 +118,6 @@ def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(rec
 def test_of_calls_during_a_run_the_last_one_is_the_next_run(recorder: Recorder, pair: str) -> None:
     task = TASKS[pair]
     with workers(APP, concurrency=3):
-        # The one that is replaced never gets through its gate.
         first = recorder.begun(task.delay("k", 0, gate="it ends"))
         *older, newest = [task.delay("k", number) for number in (1, 2, 3)]
         ends_for(newest, *older)

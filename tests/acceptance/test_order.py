@@ -29,12 +29,10 @@ POOLS = ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in ("
 
 
 def ran(recorder: Recorder) -> list[str]:
-    """The task ids of the bodies that have begun after the holder's, in their order."""
     return [event.run for event in recorder.events("enter")][1:]
 
 
 def out_of_order(recorder: Recorder, order: list[str]) -> int:
-    """How many neighbours in line ran in the other order."""
     places = [order.index(each) for each in ran(recorder)]
     return sum(sooner > later for sooner, later in itertools.pairwise(places))
 

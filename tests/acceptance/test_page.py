@@ -130,7 +130,6 @@ def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: 
     assert 'class="verdict faulty" role="status"' in page
     assert re.search(r"UTC A call waits for 30m0\ds; 2 faults in the last hour\. Oldest wait: 30m0\ds", said)
     assert "Last hour: 2 lost expired, " in said
-    # Also for whoever looks at some locks only.
     assert "A call waits for" in words_in(Visitor(application(tasks.app)).get("/", "name=nothing").body)
 
 
@@ -152,7 +151,6 @@ def test_programs_read_what_the_command_line_writes(reader: Visitor, store: Stor
     assert reply.headers["Content-Type"].startswith("application/json")
     assert (row["key"], row["state"], row["task_id"]) == (tasks.skipped.lock_key_for("k"), "held", "id-1")
     assert json.loads(reader.get("/locks.json", "name=nothing").body) == []
-    # The token.
     assert "secret" not in reply.body + reader.get().body
 
 

@@ -40,7 +40,6 @@ def at_its_broker(worker: Worker, tasks: Any) -> None:
 
 @pytest.fixture
 def key(request: pytest.FixtureRequest) -> str:
-    """One for each test and broker."""
     return request.node.name
 
 

@@ -30,7 +30,6 @@ for mode, task in by_mode.items():
 
 
 def ids_in(valkey: Server) -> set[str]:
-    """The ids of the messages in the queue, each of which is there once."""
     with valkey.client() as broker:
         messages = broker.lrange("celery", 0, -1)
     ids = {str(json.loads(message)["headers"]["id"]) for message in messages}

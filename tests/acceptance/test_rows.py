@@ -155,7 +155,6 @@ QUEUES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "not known: by an exchange of the task's": ({}, {"exchange": "shop", "routing_key": "imports"}, {}),
     "not known: by an exchange of the call's": ({}, {}, {"exchange": "shop"}),
 }
-"""How a call is put into a queue: settings, options of the task, and those of the call."""
 
 
 def put_by(url: str, settings: dict[str, Any], options: dict[str, Any], call: dict[str, Any]) -> Celery:

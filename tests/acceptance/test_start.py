@@ -178,7 +178,6 @@ def test_a_task_whose_call_only_makes_a_coroutine_is_told(valkey: Server, caplog
 
 
 def raising(name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
-    """A router that cannot be asked before there is a call."""
     return kwargs["queue"]
 
 

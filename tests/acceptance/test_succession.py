@@ -75,7 +75,6 @@ def test_an_older_call_that_comes_after_the_newest_has_run_names_it(recorder: Re
         with pytest.raises(TaskRevokedError, match=newest.id):
             older.get(timeout=PROMPTLY)
         holder.get(timeout=PROMPTLY, propagate=False)
-        # A new call has nothing to do with all that.
         assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
 
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 4]

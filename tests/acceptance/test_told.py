@@ -37,12 +37,9 @@ COMMANDS = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "how-to" / "page-and-metrics.md").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"^- `(singleton_lock_\w+)`", METRICS, re.MULTILINE))
 KEPT = {"conflict", "lost", "holder_died", "unanswered"}
-"""What the history keeps."""
-# For a worker on a busy machine.
 PROMPTLY = 60
 
 Line = tuple[str, str, frozenset[str]]
-"""An event of the log, its level and its columns."""
 
 LINES = {
     (event, level, frozenset(re.findall(r"\w+", fields)))
@@ -132,7 +129,6 @@ class Night:
         return broken
 
     def conflicts(self) -> None:
-        """Calls that meet a holder, and all that there is to be seen of them."""
         skip, join, unique = tasks.by_policy["skip"], tasks.by_policy["join"], tasks.by_mode["until_executed"]
         store = store_of(tasks.app)
         dead = Claim(skip.lock_key_for("dead"), "dead", 4.0, facts=Facts("of-the-dead", hostname="w@gone"))

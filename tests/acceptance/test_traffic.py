@@ -12,7 +12,6 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
-# For a worker on a busy machine.
 PROMPTLY = 60
 # As their routing keys, which are in the names of the channels.
 OURS = "lock.conflict", "task.revoked"

@@ -63,7 +63,6 @@ def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(re
     assert second.get(timeout=PROMPTLY) == 2
     assert did_not_run(task.delay(mode, 3), second)
 
-    # A retry is no end.
     first = retried.delay(mode, 1, fails=True)
     until(lambda: first.state == "RETRY", "it will come again")
     assert did_not_run(retried.delay(mode, 2), first)

@@ -29,7 +29,6 @@ def step(self: Any, gate: str | None = None, fails: bool = False) -> str:
 def workflow_with(name: str, **options: Any) -> Any:
     @app.task(base=SingletonTask, bind=True, name=name, lock_mode="until_executed", lock_key=("key",), **options)
     def workflow(self: Any, key: Any, kind: str = "", gate: str | None = None, until: str | None = None) -> Any:
-        """Replace itself by such a workflow, and go on until a gate opens."""
         with recorder.body("begin", self.request.id):
             if not kind:
                 return "alone"
@@ -138,7 +137,6 @@ ENDINGS: dict[str, Any] = {
     "the last step is a workflow": lambda first: chain(first, inner.si("inner")),
     "the last step is unknown": lambda first: chain(first, signature("nobody.knows.it", immutable=True, app=app)),
 }
-"""How workflows end whose first step is *first*."""
 
 
 @app.task(base=SingletonTask, bind=True, ignore_result=True, lock_mode="until_executed", lock_key=("how",))

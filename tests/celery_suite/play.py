@@ -50,7 +50,6 @@ class Outcome:
 
 
 Outcomes = dict[str, list[Outcome]]
-"""Test names with their outcomes: several if the test has parts."""
 
 
 def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float) -> tuple[Outcomes, Outcomes]:

@@ -38,7 +38,6 @@ DIFFERENT = {
     )
 }
 
-# Something of each kind, and nothing that takes long.
 PART = (
     *DIFFERENT,
     "test_tasks.py::test_class_based_tasks",
@@ -72,14 +71,12 @@ def requirements() -> None:
             missing(f"{name} is not installed")
 
 
-# All of them take twenty minutes.
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("only", [PART, pytest.param((), marks=pytest.mark.nightly)], ids=["a part", "all"])
 def test_celerys_tests_end_with_the_lock_as_without_it(requirements: None, only: tuple[str, ...]) -> None:
     plain, locked = play_both(only=only, without=tuple(LEFT_OUT), seconds=900 if only else 3400)
 
     wrong = [test for test in {*plain, *locked} if (plain[test] == locked[test]) is (test in DIFFERENT)]
-    # Plain first.
     told = [f"{each.test}: {each.outcome}\n{each.why}" for test in wrong for each in (*plain[test], *locked[test])]
     assert not wrong, "\n".join(told)
     assert len(plain) > len(PART)

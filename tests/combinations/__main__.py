@@ -41,8 +41,6 @@ def arguments() -> argparse.Namespace:
 
 
 class Run:
-    """Stages, some at a time, and the results of their programs."""
-
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self._numbers = count()
@@ -105,7 +103,6 @@ def main() -> int:
 
 
 def hands(programs: Sequence[Program]) -> list[Sequence[Program]]:
-    """The programs of each stage, as many as can be played at a time; the longest begin."""
     together: dict[str, list[Program]] = {json.dumps(program.stage): [] for program in programs}
     for program in programs:
         together[json.dumps(program.stage)].append(program)

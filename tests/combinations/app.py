@@ -78,7 +78,6 @@ def _is_first(task_id: str) -> bool:
 
 
 def name_of(task: Mapping[str, Any]) -> str:
-    """Equal options give equal names."""
     return "combined." + "-".join(str(value) for value in task.values())
 
 
@@ -119,7 +118,6 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
 
 
 def make_app(setting: Mapping[str, Any]) -> Celery:
-    """The app of a stage, of its factors, the URLs of its servers, and the tasks of its programs."""
     stage = setting["stage"]
     app = Celery("combinations", broker=setting["broker"], backend=setting["results"], set_as_current=False)
     app.conf.update(

@@ -126,7 +126,6 @@ def plain() -> dict[str, Any]:
 
 
 def why_not(row: Row) -> str | None:
-    """Why this combination is left out, as far as its factors are known; None if it is not."""
     for reason, cases in REASONS.items():
         if any(all(_is_so(row, *value) for value in case.items()) for case in cases):
             return reason
@@ -138,7 +137,6 @@ def _is_so(row: Row, name: str, values: tuple[Any, ...]) -> bool:
 
 
 def drawn(rng: random.Random, names: Iterable[str], given: Row) -> dict[str, Any]:
-    """The row that is given, and a value of each of these factors, in an order that gives each value its chance."""
     names = list(names)
     while True:
         row = dict(given)

@@ -51,7 +51,6 @@ class Played:
 
 
 def play(stage: Stage, programs: Sequence[Program]) -> list[Played]:
-    """Play all of them at the same time, each on keys of its own."""
     bound = BOUND
     if stage.facts["pool"] == "solo":
         # The bodies of all come one after another, and those that retry come twice.
@@ -202,7 +201,6 @@ class Part:
         self._until(lambda: self._is_quiet(quiet), time.monotonic() + self._bound / 2)
         for body in self._bodies():
             self._open.append(f"{body.key} still runs, in {body.pid}")
-            # Where it hangs is in the log of its worker.
             send(body.pid, signal.SIGUSR2)
         self._until(lambda: not self._holds_keys(), time.monotonic() + _LONGEST_LEFT)
         self._left = self._keys()
@@ -222,7 +220,6 @@ class Part:
         return [self.key + number * OTHER for number in range(_MOST_KEYS)]
 
     def _keys(self) -> list[str]:
-        """The keys of this program in the store of locks, of any kind, with their contents."""
         tags = [key[key.index("{") :] for key in self._lock_keys()]
         keys = self._stage.locks.scan_iter("singleton:*", count=1000)
         own = [key for key in keys if any(tag in key for tag in tags)]
@@ -236,7 +233,6 @@ class Part:
         return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}
 
     def _holds_keys(self) -> bool:
-        """Something is in one of the locks of this program; unlike `_keys`, at no cost."""
         return any(self._held(key) for key in self._lock_keys() if self._stage.locks.exists(key))
 
     def _lock_keys(self) -> list[str]:

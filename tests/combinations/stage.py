@@ -23,7 +23,6 @@ from tests.workers import Worker
 # Slots of each worker. The solo pool has one worker, so that there is one slot.
 _SLOTS = {"prefork": (5, 5), "threads": (8, 8), "gevent": (12, 12), "eventlet": (12, 12), "solo": (1,)}
 _GOODBYE = 8.0
-# In a line of a worker's log.
 _TROUBLES = ("CRITICAL", "Unrecoverable", "Signal handler")
 # A pool process that a time limit or a signal ends while it writes to its main process leaves half a message in
 # the pipe. Celery's main process reads the rest as another message and dies of it, by an error that no whole message
@@ -66,8 +65,6 @@ class Servers:
 
 
 class Stage:
-    """The workers for programs of one combination of broker, results and pool, and the app of who sends to them."""
-
     def __init__(self, servers: Servers, programs: Sequence[Program], number: int) -> None:
         self.facts = programs[0].stage
         self.servers = servers
@@ -117,7 +114,6 @@ class Stage:
         self._stack.close()
 
     def troubles(self) -> list[str]:
-        """Workers that have ended by themselves, what Celery calls critical, and hooks of ours that failed."""
         found = []
         for worker in self._workers:
             log = worker.log()

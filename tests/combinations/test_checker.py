@@ -35,7 +35,6 @@ def body(
     pid: int = 1,
     **began: Any,
 ) -> list[Event]:
-    """One body; without an end if *until* is None."""
     run, fence = str(next(_runs)), round(since * 1000) if fence is None else fence
     events = begins(since - 0.01, task_id, run, pid=pid, **began)
     events += at(since, "enter", run, pid=pid, number=number, fence=fence, seconds=1)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 # For the fixed seed. No further stage is begun after SECONDS, and the last ones may take a minute.
 PROGRAMS, SECONDS = 160, 90
-# So many are played even on a slow machine.
 AT_LEAST = 40
 
 

@@ -40,10 +40,8 @@ MEMORY = 3600.0
 """Seconds for which a successor supersedes older calls."""
 
 ENDED = Ending("ended", 60.0, is_due=False)
-"""A run has ended for good, and no other delivery of its message is likely."""
 
 TAKEN, GONE = Release("none", "taken"), Release("none", "expired")
-"""The release of a lease that was lost: somebody else has the lock, or nobody has."""
 
 CLOCKS_DIFFER_BY = 0.02
 """Seconds that the store's clock may gain on the test's."""
@@ -62,7 +60,6 @@ def call(name: str, published: float = 0.0, **more: Any) -> Claim:
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
-    """The same, when it is requeued as the call that runs next."""
     return dataclasses.replace(wanted, newest="next", **more)
 
 
@@ -181,7 +178,6 @@ class Contract:
 
     @contextmanager
     def waiting(self, store: Store, *names: str, limit: int = 1) -> Iterator[dict[str, Waiter]]:
-        """Waiters that have asked in this order, by their tokens."""
         with ExitStack() as stack:
             waiters = {}
             for name in names:

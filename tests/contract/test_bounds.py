@@ -29,7 +29,6 @@ OF_A_TASK = Claim(
 ENDING = Ending("ended", 60.0, is_due=True)
 
 SLACK = 4.0
-"""Seconds by which a busy machine may exceed a bound."""
 
 
 @pytest.mark.parametrize("kind", SERVERS)
@@ -122,7 +121,6 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),
     "mark_done": (lambda store: store.mark_done(KEY, "done:a:0", 0, "stored", 60.0), 2.0),
 }
-"""Calls and the seconds within which each ends, whatever the store does."""
 
 
 class Outcome(NamedTuple):

@@ -20,8 +20,6 @@ ACTIONS: list[Action] = [(verb, client) for verb in VERBS for client in range(3)
 
 @dataclass
 class Expected:
-    """What a lock of one place has to do, in the fewest words."""
-
     token: str | None = None
     alive: bool = False
     fence: int = 0

@@ -19,8 +19,6 @@ COPY = replace(MINE, may_be_copy=True)
 NEXT = replace(MINE, token="b", facts=Facts(task_id="id-of-b"), succeeds="rerun", supersedes_for=60.0)
 
 
-# What they cost.
-
 VERBS: dict[str, Callable[[Store], Any]] = {
     "acquire": lambda store: store.acquire(MINE),
     "a refused acquire": lambda store: store.acquire(Claim(KEY, "b", 30.0)),

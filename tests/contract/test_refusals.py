@@ -79,7 +79,6 @@ RIGHTS = {
     "hlen": "~* +evalsha +eval +select +time",
     "key": "~shop:* +@all",
 }
-"""What is missing in the rights of a user, and the rights."""
 
 
 @pytest.mark.parametrize("missing", RIGHTS)
@@ -117,7 +116,6 @@ NEVER = {
     ),
     "type": ((), "/0", ("WRONGTYPE", "singleton_lock_prefix")),
 }
-"""What a server is started with, what is asked of it, and what is told of its answer."""
 
 
 @pytest.mark.prove
@@ -171,7 +169,6 @@ TLS_FAULTS = {
     "authorities that are none": ({"ssl_ca_certs": None, "ssl_ca_data": "junk"}, "ssl_ca_certs"),
     "a version as text": ({"ssl_min_version": "TLSv1.2"}, "ssl_"),
 }
-"""What is given in place of what is right, and what is told."""
 
 
 # redis-py does not close its socket then.

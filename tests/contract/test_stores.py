@@ -50,8 +50,6 @@ class StoreContract(
 
 
 class TestMemoryStore(StoreContract):
-    """The contract, on a clock of its own, which stands still."""
-
     @pytest.fixture(autouse=True)
     def clock_starts(self) -> None:
         self.time = time.time()
@@ -134,8 +132,6 @@ def test_threads_that_are_the_first_to_ask_a_store_in_memory_ask_one_store() -> 
 
 
 class TestStore(StoreContract, Keys, Listening):
-    """The contract, on each server, and what only a server has: keys and listeners."""
-
     @pytest.fixture
     def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
         store = Store(server.url, {})

@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Told(NamedTuple):
-    """How a story ended, of a project with a name of its own."""
-
     project: str
     code: int
     output: str

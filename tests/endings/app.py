@@ -38,7 +38,6 @@ def task_of(ttl: float, *, late: bool) -> Any:
         acks_late=late,
     )
     def ends(self: Any, key: str, how: str) -> str:
-        """End as told the first time, and well when the message is delivered again."""
         lease = current_lease()
         assert lease is not None
         with recorder.body(key, self.request.id, token=lease.token):

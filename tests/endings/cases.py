@@ -48,8 +48,6 @@ def _cut(stage: "Stage", run: Event, result: Any) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """One row of the table."""
-
     name: str
     how: str = "stay"
     act: Act = by_itself

@@ -12,7 +12,6 @@ APP = "tests.endings.app"
 
 @pytest.fixture
 def at_valkey(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process and its workers use that server."""
     base = valkey.url.removesuffix("/0")
     app.conf.update(broker_url=valkey.url, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
     monkeypatch.setenv("TEST_STORE", valkey.url)

@@ -36,7 +36,6 @@ class Outcome:
 
     @property
     def renewed_after_release(self) -> list[str]:
-        """The tokens whose renewals have not ended with their release."""
         return [token for token in self.tokens if self.monitor.renewals_after_release(token) > UNDER_WAY]
 
 
@@ -64,7 +63,6 @@ class Stage:
         self._stack.close()
 
     def play_all(self) -> dict[str, Outcome]:
-        """Every ending that can happen on this pool, several at a time."""
         self._start("next")
         together = [ending for ending in self.endings if not ending.alone]
         alone = [ending for ending in self.endings if ending.alone]
@@ -80,7 +78,6 @@ class Stage:
         return found
 
     def worker_of(self, run: Event) -> Worker:
-        """The worker that does this run, itself or in a child."""
         return next(worker for worker in self.workers if worker.pid == os.getpgid(run.pid))
 
     def broker_of(self, worker: Worker) -> Proxy:

@@ -18,7 +18,6 @@ from tests.topologies.leases import final_result
 from tests.waiting import Watch, until
 
 TTL = 2.0
-# A machine with other things to do.
 SLACK = 3.0
 
 

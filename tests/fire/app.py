@@ -34,7 +34,6 @@ app.conf.update(
     worker_soft_shutdown_timeout=float(os.environ.get("FIRE_SOFT_SHUTDOWN", "0")),
     worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("FIRE_CANCEL")),
     task_default_queue="fire",
-    # The checker reads them at the end, however long the load has lasted.
     result_expires=86400,
 )
 

@@ -27,8 +27,6 @@ _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
 
 @dataclass(frozen=True)
 class Call:
-    """One that was sent, and what its sender would see in the end."""
-
     task_id: str
     task: str
     state: str = "PENDING"
@@ -174,8 +172,6 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
 
 @dataclass
 class Traces:
-    """The runs and conflicts of one task id."""
-
     runs: list[Run] = field(default_factory=list)
     conflicts: set[str] = field(default_factory=set)
 
@@ -272,7 +268,6 @@ def _is_late(call: Call) -> bool:
 
 
 def accounted(calls: Sequence[Call], fates: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:
-    """Every call that was sent has an outcome that something explains."""
     for call in calls:
         _, wrong = fates[call.task_id]
         if wrong:
@@ -280,7 +275,6 @@ def accounted(calls: Sequence[Call], fates: Mapping[str, tuple[str, str]]) -> It
 
 
 def remains(left: Remains) -> Iterator[Finding]:
-    """Once all is healed everything drains, and the store keeps nothing for ever."""
     if not left.drained:
         yield Finding("drains", "not every call had ended within the bound")
     if left.messages:

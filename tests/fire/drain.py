@@ -21,7 +21,6 @@ _QUIET = 3.0
 
 
 def drain(stage: Stage, watch: Watch, bound: float) -> History:
-    """Wait for the end of everything, shut the workers down, and return what is known."""
     end = time.monotonic() + bound
     stage.supervise()
     stuck = [event.facts for event in watch.events if event.name == "stuck"]

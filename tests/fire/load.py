@@ -14,10 +14,8 @@ from tests.fire.kinds import KINDS, SHARED
 from tests.runs.record import Record
 from tests.servers import Server
 
-# Bursts a second.
 RATE = 3.5
 BURSTS = (1, 1, 2, 3, 5)
-# The share of bursts that want one key by several policies.
 SHARE_OF_SHARED = 0.35
 HOT, COLD, SHARE_OF_HOT = 2, 200, 0.7
 SHORTEST, LONGEST = 0.01, 3.0
@@ -43,8 +41,6 @@ def _error(result: Any) -> str:
 
 
 class Load:
-    """A thread that sends until it is stopped, and writes down what it has sent."""
-
     def __init__(self, seed: int, record: Record, results: Server) -> None:
         from tests.fire import app
 
@@ -79,7 +75,6 @@ class Load:
             self._record.write("sent", task_id=task_id, task=name)
 
     def rival(self, name: str, key: str) -> None:
-        """A call that wants what another has."""
         self.call("reschedule" if KINDS[name].lock else name, key, 0.3)
 
     def _run(self) -> None:

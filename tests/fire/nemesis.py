@@ -34,7 +34,6 @@ class Nemesis:
         self._began = now()
 
     def rage(self, seconds: float) -> None:
-        """Deal faults for so long; the last one is healed when this returns."""
         end = now() + seconds
         deck: list[Callable[[Nemesis], None]] = []
         while True:
@@ -52,7 +51,6 @@ class Nemesis:
         if topology is None:
             return list(FAULTS)
         others = [fault for fault in FAULTS if fault not in OF_ONE_SERVER]
-        # Each twice, for there are fewer of them.
         return [*others, *(partial(_strike, strike=strike) for strike in topology.faults() for _ in range(2))]
 
     # Processes.

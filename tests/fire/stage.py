@@ -46,7 +46,6 @@ class Store(Server):
         return other
 
     def give_way_to(self, replica: "Store") -> None:
-        """Become its replica, once it has all that was written here."""
         with self.client() as client, replica.client() as heir:
             client.execute_command("FAILOVER", "TO", "127.0.0.1", replica.port)
             until(lambda: heir.info("replication")["role"] == "master", "the replica takes over")
@@ -56,8 +55,6 @@ class Store(Server):
 
 
 class Host:
-    """One worker at a time, and its ways to the store of locks and to the broker."""
-
     def __init__(self, number: int, locks: Proxy | None, broker: Proxy, env: dict[str, str], logs: Path) -> None:
         self.number = number
         self._locks = locks
@@ -77,7 +74,6 @@ class Host:
         return self._locks
 
     def heal(self) -> None:
-        """Let everything through again."""
         for way in (self._locks, self.broker):
             if way is not None:
                 way.forward()
@@ -129,7 +125,6 @@ class Host:
         return any("/celery_singleton_lock/" in dump for dump in dumps)
 
     def clear(self) -> None:
-        """End what is left of the worker and keep its log."""
         if self._worker is not None:
             self._worker.kill()
             (self._logs / f"worker-{self.number}-{self._started}.log").write_text(self._worker.log())

@@ -27,7 +27,6 @@ def run(
     began: float | None = None,
     outcome: str = "returned",
 ) -> list[Event]:
-    """One body; without an end if *until* is None."""
     name, label = str(next(_numbers)), KINDS[task].label("k")
     fence = int(since * 1000) if fence is None else fence
     events = at(
@@ -52,7 +51,6 @@ def b(since: float, until: float, **facts: Any) -> list[Event]:
 
 
 def gates(number: int) -> list[Event]:
-    """So many at once, of which three may be."""
     return [event for each in range(number) for event in run(1, 5, f"{each}", each, each + 1, "gates")]
 
 

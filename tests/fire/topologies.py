@@ -21,7 +21,6 @@ LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
 # On a busy machine they may have to vote more than once.
 _PATIENCE = 60.0
 
-# Tells what is done, and that it is healed.
 Fault = Callable[[str], AbstractContextManager[None]]
 Strike = Callable[[Fault, random.Random], None]
 
@@ -49,7 +48,6 @@ class Topology:
         self.servers.close()
 
     def faults(self) -> list[Strike]:
-        """The faults of this topology; each heals what it breaks."""
         return [
             self.kill_a_master,
             self.stop_a_master_shortly,
@@ -92,8 +90,6 @@ class Topology:
 
 
 class WithSentinel(Topology):
-    """A master, two replicas and three sentinels."""
-
     def __init__(self) -> None:
         self.servers = self._deployment = Deployment(KIND)
 
@@ -121,8 +117,6 @@ class WithSentinel(Topology):
 
 
 class InCluster(Topology):
-    """Three masters and a replica of each."""
-
     def __init__(self) -> None:
         self.servers = self._cluster = Cluster(KIND)
 

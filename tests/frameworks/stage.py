@@ -32,7 +32,6 @@ def make_tables(env: dict[str, str]) -> None:
 
 @cache
 def _tables() -> str:
-    """A database that has them, made once."""
     path = f"{tempfile.mkdtemp(prefix='shop-')}/shop.sqlite3"
     manage({"SHOP_DATABASE": path}, "migrate", "--run-syncdb", "--verbosity=0")
     return path

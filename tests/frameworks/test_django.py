@@ -85,7 +85,6 @@ class Visitors:
         self.store.acquire(self.held)
 
     def client(self, name: str, *permissions: str, is_staff: bool = True) -> Any:
-        """A browser in which a user of these rights has signed in."""
         from django.contrib.auth.models import Permission, User
         from django.test import Client
 
@@ -268,7 +267,6 @@ def test_who_may_asks_a_holder_to_stop_and_is_told_of_a_store_that_is_full_or_aw
         "dropped": [302, ["success", "The marks are gone."]],
         "noted": [["operator", "free", "Dropped its marks."], ["operator", "held", "Asked the-holder to stop."]],
         "recent actions": True,
-        # Above the locks.
         "full": [200, True, True, True],
         "away": [302, 503, True, False, 2],
     }

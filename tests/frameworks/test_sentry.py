@@ -21,7 +21,6 @@ CheckIns = dict[str, list[str]]
 
 @pytest.fixture
 def check_ins(env: dict[str, str]) -> Iterator[CheckIns]:
-    """The statuses of each check-in, as a server of Sentry's hears them."""
     heard: CheckIns = defaultdict(list)
 
     class Sentry(BaseHTTPRequestHandler):

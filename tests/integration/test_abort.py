@@ -27,7 +27,6 @@ Work = Coroutine[Any, Any, None]
 RunWork = Callable[[Callable[[], Work]], object]
 
 LONG = 60.0
-"""Seconds for which a body would go on."""
 
 
 @pytest.fixture

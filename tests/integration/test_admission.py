@@ -99,9 +99,6 @@ def world() -> Iterator[World]:
     app.close()
 
 
-# How a call comes, and how it ends. Each tells the state and the result.
-
-
 def publish(world: World) -> Message | None:
     world.task.apply_async((1,), task_id=ME)
     return world.sent
@@ -182,7 +179,6 @@ def test_a_call_whose_key_is_held_ends_as_its_policy_says(
     if isinstance(found, (CallRevoked, LockHeld)):
         assert found.holder_task_id == "the-holder"
     assert [holder.task_id for holder in world.task.lock_holders()] == ["the-holder"]
-    # Nothing was released, even by a call that has waited.
     assert (world.ran, world.sent, released) == ([], None, [])
     assert f"lock.conflict key={world.task.lock_key_for()} task_id={ME} holder=the-holder" in caplog.text
 
@@ -322,9 +318,6 @@ def test_a_success_may_publish_the_next_call_where_none_may_be_queued_during_a_r
     assert sent.headers["id"] == "the-next"
 
 
-# Copies of a message.
-
-
 @pytest.mark.parametrize("limit", [1, 2])
 @pytest.mark.parametrize("policy", ALL)
 def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, policy: str, limit: int) -> None:
@@ -395,9 +388,6 @@ def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_ackno
     assert len(ran) == (1 if acknowledged else 2)
 
 
-# The store gives no answer.
-
-
 @contextmanager
 def silence(world: World, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = True) -> Iterator[None]:
     """Let no acquire be answered. A store that is not deaf grants it nevertheless, and its answer is lost."""
@@ -418,7 +408,6 @@ UNANSWERED: list[tuple[str, Any, dict[str, Any], str, Any, str]] = [
     ("skip", by_message, {}, "REVOKED", CallRevoked, "skipped"),
     ("skip", by_message, {"lock_skip_result": "no"}, "SUCCESS", "no", "skipped"),
     ("raise", by_message, {}, "FAILURE", StoreError, "raised"),
-    # Calls that cannot be requeued.
     ("reschedule", eagerly, {}, "FAILURE", StoreError, "raised"),
     ("reschedule", in_a_map, {}, "FAILURE", StoreError, "raised"),
 ]
@@ -475,9 +464,6 @@ def test_a_grant_whose_answer_is_lost_is_given_back(world: World, monkeypatch: p
     until(lambda: world.task.lock_holders() == [], "it is given back")
 
 
-# Retries, and what is stored of them.
-
-
 @pytest.mark.parametrize("task", ["usual", "store_errors_even_if_ignored", "backend"])
 @pytest.mark.parametrize("by", [*REQUEUES, "retry", "autoretry_for"])
 def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
@@ -526,6 +512,3 @@ def test_a_call_that_waits_leaves_no_error_where_only_errors_are_kept(world: Wor
 
     assert world.deliver(world.sent) == "PENDING"
     assert world.ran == [(1, True)]
-
-
-# Headers.

@@ -24,8 +24,6 @@ TTL = 10
 
 
 class Plain(Scheduler):
-    """One that keeps its schedule in memory and counts what it sends."""
-
     def __init__(self, app: Celery, **kwargs: Any) -> None:
         self.sent: list[str] = []
         self.publish: Callable[..., Any] = lambda *args, **kwargs: None

@@ -104,7 +104,6 @@ def test_a_loss_after_its_holder_was_asked_to_stop_is_told_as_well(
         asked.lose(reason)  # type: ignore[arg-type]
 
     assert lost == ["replaced", "unreachable"]
-    # It ends as it was asked to.
     assert asked.view.lost_reason == "replaced"
     until(lambda: "reason=unreachable" in caplog.text, "the log says it")
     asked.release()

@@ -31,7 +31,6 @@ SOON = 30.0
     ]
 )
 def run(request: pytest.FixtureRequest) -> Run:
-    """As `asyncio.run` does, in an event loop of each kind."""
 
     def run(main: Coroutine[Any, Any, Any]) -> Any:
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -55,7 +54,6 @@ def nothing_is_left(lock: Lock) -> bool:
 
 @pytest.fixture
 def lock(url: str) -> Iterator[Lock]:
-    """A lock of which nothing is left in the end."""
     lock = Lock("stock", url=url)
     yield lock
     assert nothing_is_left(lock)
@@ -168,9 +166,6 @@ def test_a_block_of_a_generator_ends_in_any_task(lock: Lock, run: Run) -> None:
             pass
 
     run(main())
-
-
-# Cancellation.
 
 
 def test_whenever_a_task_is_cancelled_nothing_is_held(lock: Lock, run: Run) -> None:
@@ -299,9 +294,6 @@ def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(lock: Lock, url: str)
     anyio.run(main)
 
 
-# Loops, threads and processes.
-
-
 def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:
     lock = Lock("stock", url=valkey.url)
 
@@ -327,9 +319,6 @@ def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:
 def test_where_no_loop_runs_the_error_says_what_to_do(lock: Lock) -> None:
     with pytest.raises(SingletonLockError, match="with lock"):
         lock.aacquire().send(None)
-
-
-# A store that is silent, or refuses.
 
 
 def test_where_nobody_may_listen_it_looks_from_time_to_time(run: Run) -> None:

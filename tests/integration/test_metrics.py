@@ -129,8 +129,6 @@ def test_docs_dashboard_and_alerts_know_what_is_told_and_nothing_else(app: Celer
     assert [each for each in (*series, *alerts) if f"`{each}`" not in METRICS] == []
 
 
-# Prometheus' own judgement, where Debian's `prometheus` is installed.
-
 PROMTOOL = shutil.which("promtool")
 SERIES = {
     'lost_total{task="lost", reason="expired"}': "0x20 1x200",
@@ -208,7 +206,6 @@ ALERTED: list[tuple[str, dict[str, str], Firing]] = [
         ],
     ),
 ]
-"""How often series are scraped, what they say, and which of each alert fire at some moments."""
 
 
 def in_promtools_words(interval: str, series: dict[str, str], firing: Firing) -> dict[str, Any]:

@@ -344,9 +344,6 @@ def test_a_publisher_asks_once_for_the_time_of_the_store_where_the_newest_call_w
     assert commands() - before == asked
 
 
-# A `__call__` before ours.
-
-
 class TriesAgain(SingletonTask):
     abstract = True
 

@@ -79,7 +79,6 @@ TROUBLES: dict[str, tuple[Callable[[Place], Any], Callable[[Place], Any], str]] 
     "gone": (lambda it: it.server.stop(), lambda it: it.server.start(), "the store cannot be reached"),
 }
 SHOWN = ("full", "no right")
-"""Once, by `make test`."""
 
 
 @pytest.fixture

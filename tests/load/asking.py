@@ -13,7 +13,6 @@ SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 
 
 def ask_at_once(client: Any, claims: list[Claim]) -> None:
-    """Have them all ask for a turn, in as few round trips as may be."""
     pipeline = client.pipeline(transaction=False)
     for command in _asked(client, claims):
         pipeline.execute_command(*command)

@@ -22,13 +22,10 @@ USUAL = (
     "--no-first-run",
     "--disable-background-networking",
 )
-# Seconds, on a busy machine.
 BOUND = 120
 
 
 class Browser:
-    """One page in a browser, and a person before it."""
-
     def __init__(self, send: int, hear: int) -> None:
         self._send, self._hear = send, hear
         self._number = 0

@@ -58,7 +58,6 @@ def shop(folder: Path, valkey: Server) -> Iterator[Program]:
 
 @pytest.fixture
 def worker(folder: Path) -> Iterator[StartWorker]:
-    """Start `celery -A shop worker` in the reader's folder; none is left behind."""
     with ExitStack() as stack:
 
         def start(**options: Any) -> Worker:

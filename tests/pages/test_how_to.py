@@ -23,7 +23,6 @@ from tests.tracing import traced
 from tests.waiting import until
 
 SOON = 60.0
-"""Seconds in which a worker on a busy machine has done anything."""
 
 
 def test_the_example_of_the_readme(shop: Program, worker: StartWorker) -> None:
@@ -101,7 +100,6 @@ def test_choose_a_policy(shop: Program, worker: StartWorker, folder: Path) -> No
         module.send_invoice.delay(1).get(timeout=SOON)
     assert [each.get(timeout=SOON) for each in (module.report.delay(5), module.report.delay(5))] == ["report of 5"] * 2
 
-    # What must be done as well.
     with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
         booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
         until(lambda: booked.state == "RETRY", "the delivery is requeued", timeout=SOON)
@@ -119,7 +117,6 @@ def test_choose_a_policy(shop: Program, worker: StartWorker, folder: Path) -> No
     with pytest.raises(CallRevoked, match=better.id):
         slow.get(timeout=SOON)
 
-    # A cool-down, a limit and a rate.
     assert module.digest.delay("blue").get(timeout=SOON) == "sent to blue"
     with pytest.raises(CallRevoked):
         module.digest.delay("blue").get(timeout=SOON)
@@ -192,7 +189,6 @@ def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorke
 
 
 def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
-    # The page asserts itself.
     module = shop("docs/how-to/unique-in-the-queue.md")
     module.call_twice()
     first = module.import_catalogue.delay(7)

@@ -17,7 +17,6 @@ from tests.waiting import until
 from tests.workers import workers
 
 SOON = 60.0
-"""Seconds in which a worker on a busy machine has done anything."""
 
 PROGRAM = """
 from celery import Celery

@@ -30,8 +30,6 @@ class Record:
 
 
 class Reader:
-    """Reads the file as it grows."""
-
     def __init__(self, path: str) -> None:
         self._file = open(path, "rb")  # noqa: SIM115 (it stays open)
         self._unfinished = b""
@@ -61,8 +59,6 @@ def record() -> Record:
 
 
 class Recorded:
-    """Notes each execution around the lock, with or without a body."""
-
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         key = str(args[0]) if args else ""
         token = execution.set(Execution(f"{os.getpid()}-{next(_runs)}", key, self.name, self.request.id))

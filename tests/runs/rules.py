@@ -68,7 +68,6 @@ R = TypeVar("R", bound=Run)
 
 
 def read(events: Sequence[Event], kind: type[R]) -> list[R]:
-    """The runs in the order in which they began."""
     runs: dict[str, R] = {}
     of: dict[int, list[R]] = defaultdict(list)
     for event in sorted(events, key=lambda event: event.at):

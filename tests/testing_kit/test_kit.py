@@ -107,7 +107,6 @@ def test_nothing_is_left_whatever_happens(app: Celery, task: Any, url: str | Non
             _ = 1 / 0
 
         assert state_of(app) == before
-    # Locks are on again, and what was held is free.
     app.conf.singleton_lock_url = "memory://after"
     with hold(task), pytest.raises(TaskRevokedError):
         task.delay().get()

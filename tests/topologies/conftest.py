@@ -26,35 +26,30 @@ def calm() -> Iterator[Deployment]:
 
 @pytest.fixture
 def shaken() -> Iterator[Deployment]:
-    """For one test, which may break it."""
     with deployed("redis") as deployment:
         yield deployment
 
 
 @pytest.fixture(scope="session")
 def calm_cluster() -> Iterator[Cluster]:
-    """For tests that do no harm to it."""
     with clustered("redis") as cluster:
         yield cluster
 
 
 @pytest.fixture
 def shaken_cluster() -> Iterator[Cluster]:
-    """For one test, which may break it."""
     with clustered("redis") as cluster:
         yield cluster
 
 
 @pytest.fixture(params=[deployed, clustered], ids=["sentinel", "cluster"])
 def of_each_topology(request: pytest.FixtureRequest) -> Iterator[Topology]:
-    """For one test, which may break it."""
     with request.param("redis") as topology:
         yield topology
 
 
 @pytest.fixture(params=[deployed, clustered], ids=["sentinel", "cluster"])
 def of_each_kind(request: pytest.FixtureRequest, kind: str) -> Iterator[Topology]:
-    """The same, of each kind of server."""
     with request.param(kind) as topology:
         yield topology
 
@@ -66,7 +61,6 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def cluster(calm_cluster: Cluster) -> Cluster:
-    """Its slots move, and nobody is harmed."""
     calm_cluster.flush()
     return calm_cluster
 

@@ -25,7 +25,6 @@ ENOUGH = 60
 """Names, so that each server of a cluster has some."""
 
 Topology = Any
-"""A `Deployment` or a `Cluster`."""
 
 
 def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
@@ -61,14 +60,12 @@ def seconds_to_a_grant(store: Store, name: object) -> float:
 
 
 def names_at(topology: Topology, server: Server, number: int) -> list[int]:
-    """So many names whose locks are at that server."""
     return [name for name in range(ENOUGH) if topology.owner(claim_of(name).key) is server][:number]
 
 
 def assert_that_the_next_grant_comes_soon(
     store: Store, topology: Topology, dead: Server, end: Callable[[], object], name: object, slack: float = 0.0
 ) -> None:
-    """End the master *dead*, and wait for a grant."""
     with ThreadPoolExecutor(1) as pool:
         end()
         elected = pool.submit(topology.wait_for_another, dead)

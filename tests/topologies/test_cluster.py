@@ -27,7 +27,6 @@ def key_of(name: object) -> str:
 
 
 def redirects(cluster: Cluster) -> int:
-    """How often a server has sent somebody elsewhere."""
     number = 0
     for node in cluster.nodes:
         with node.client() as client:

@@ -21,7 +21,6 @@ from tests.clusters import Cluster, Node
 from tests.waiting import until
 
 MANY = 30
-"""Locks, so that each server has some."""
 
 
 AppOf = Callable[[str], Celery]

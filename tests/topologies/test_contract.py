@@ -23,8 +23,6 @@ def replicated_master() -> Iterator[Server]:
 
 
 class TestSentinelStore(OfOneServer):
-    """The contract, with a master that has replicas."""
-
     @pytest.fixture
     def server(self, calm: Deployment) -> Server:
         with calm.servers[0].client() as client:
@@ -39,8 +37,6 @@ class TestSentinelStore(OfOneServer):
 
 
 class TestReplicatedStore(OfOneServer):
-    """The contract, of a store whose replica has to have each grant and each renewal."""
-
     @pytest.fixture
     def server(self, replicated_master: Server) -> Server:
         with replicated_master.client() as client:
@@ -83,8 +79,6 @@ class AtOneServer:
 
 
 class TestClusterStore(OfOneServer):
-    """The contract, with a lock at one of three masters."""
-
     @pytest.fixture
     def server(self, calm_cluster: Cluster) -> Server:
         calm_cluster.flush()

@@ -38,7 +38,6 @@ from tests.topologies.leases import (
 from tests.waiting import Watch, lasted, until
 
 SLACK = 4.0
-"""Seconds that a busy machine may take beside what is bounded."""
 LAST_WRITE = 3.0
 """Seconds after which a master that is cut off refuses, if its replicas may lag for one: it counts full seconds, once
 in a second."""
@@ -138,11 +137,7 @@ def test_a_listener_at_a_dying_master_listens_at_the_next(of_each_topology: Topo
     assert not any(DEAF in each for each in others)
 
 
-# With Sentinel.
-
-
 def failing(call: Callable[[], Any], within: float) -> str:
-    """What a call says that fails within so many seconds."""
     with Watch() as watch, pytest.raises(StoreError) as failed:
         call()
     assert watch.seconds < within
@@ -180,9 +175,6 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     until(lambda: told_at, "the holder on its side is told")
     assert lease.lost_reason == "unreachable"
     assert told_at[0] - granted_at < OVERLAP
-
-
-# In a cluster.
 
 
 class Reached:

@@ -31,7 +31,6 @@ from tests.waiting import Watch, until
 
 MINE = claim_of("mine", ttl=60.0)
 SLACK = 4.0
-"""For a machine with other things to do."""
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -49,7 +48,6 @@ def master(pair: tuple[Server, Server]) -> Server:
 
 
 def halted(cleanup: ExitStack, replica: Server) -> None:
-    """Have it acknowledge nothing until the test ends."""
     halt(replica)
     cleanup.callback(go_on, replica)
 
@@ -161,9 +159,6 @@ def problem_of_asking(store: Store) -> str:
     return str(unanswered.value)
 
 
-# In a cluster, where the replicas of that one server count.
-
-
 @pytest.fixture
 def careful_cluster(cluster: Cluster, cleanup: ExitStack) -> Store:
     return opened(cleanup, cluster.url, replicas=1)
@@ -216,7 +211,6 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
 
 
 def stop_replication(master: Node, replica: Node) -> None:
-    """Let the replica connect to its master no more."""
     with replica.client() as client:
         client.config_set("masteruser", "nobody")
         client.config_set("masterauth", "wrong")

@@ -212,7 +212,6 @@ def test_a_certificate_of_another_host_is_refused_unless_allowed(
 
 
 def rights_in(page: str, user: str, heading: str = "Sentinel") -> list[str]:
-    """What a section of the page gives a user by `ACL SETUSER`."""
     section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     (line,) = [line for line in section.splitlines() if line.startswith(f"ACL SETUSER {user} ")]
     return line.split()[3:]

@@ -20,7 +20,6 @@ def app() -> Iterator[Celery]:
 
 
 def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
-    """A task of *app*, made as Celery makes it: when the app is finalised."""
 
     @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
     def sync(x: Any, y: Any = 1) -> None: ...
@@ -30,7 +29,6 @@ def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
 
 
 def headers_of(task: Any, call: Callable[[], Any]) -> list[dict[str, Any]]:
-    """The headers of the messages of *task* that *call* publishes."""
     sent: list[dict[str, Any]] = []
 
     def see(headers: Any = None, sender: Any = None, **_: Any) -> None:

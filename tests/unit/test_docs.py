@@ -39,7 +39,6 @@ OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8
 SIGNALS = (ROOT / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
 RULES = (ROOT / "tests" / "rules.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^- (`(?:lock|beat)\.\w+`) ([A-Z]+)((?: `\w+`)*): (.*)$", SIGNALS, re.MULTILINE)
-"""The list of the log: event, level, fields and meaning."""
 RESULTS = (ROOT / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
 PAIRS = (ROOT / "docs" / "reference" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
@@ -73,9 +72,6 @@ def section(page: str, heading: str) -> str:
     return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-# The rules.
-
-
 @pytest.mark.parametrize("row", rows_of(RULES), ids=lambda row: row[0].strip("* "))
 def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
     _, rule, home, tests = row
@@ -87,9 +83,6 @@ def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
     assert [path for path in homes if not (ROOT / path).is_file()] == []
     assert ids
     assert [name for file, name in ids if name not in functions_in(file)] == []
-
-
-# Modes and policies.
 
 
 def nothing() -> None: ...
@@ -111,9 +104,6 @@ def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy
     cells = next(row[1:] for row in rows_of(section(PAIRS, "What the caller sees")) if row[0].startswith(f"`{policy}`"))
     assert cells[0]
     assert cells[1] or mode == "while_executing"
-
-
-# Options, outcomes and names, and the docstring of the task.
 
 
 def test_every_option_is_told_with_its_default() -> None:
@@ -240,9 +230,6 @@ def test_every_extra_is_told() -> None:
     assert told == [f"{project['name']}[{extra}]" for extra in project["optional-dependencies"]]
 
 
-# The site, and what plays the code of its pages.
-
-
 def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     first = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
@@ -271,8 +258,6 @@ def test_the_code_of_each_page_is_played(page: Path) -> None:
         assert name in PLAYED or f'"{name}"' in player.read_text(encoding="utf-8")
 
 
-# Pages whose code is played.
-
 FRAMEWORKS = (ROOT / "docs" / "how-to" / "frameworks.md").read_text(encoding="utf-8")
 
 
@@ -286,8 +271,6 @@ def test_code_of_a_page_is_in_the_file_it_names(told: str) -> None:
 
     assert [line for line in snippet.splitlines() if line and line not in lines] == []
 
-
-# The page for who operates it.
 
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 
@@ -320,17 +303,11 @@ def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     assert [*json.loads(shown)[0]] == [*row.as_json()]
 
 
-# CONTRIBUTING.
-
-
 def test_each_folder_of_tests_has_its_line() -> None:
     told = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
 
     assert {folder for folder in folders if f"`{folder}/`" not in told} == set()
-
-
-# All pages.
 
 
 @every_page
@@ -355,8 +332,6 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     assert [name for name in named if not list(ROOT.glob(name))] == []
 
 
-# The log.
-
 ABOUT_NO_LOCK = {
     *("lock.clock", "lock.bug", "lock.not_subscribed", "lock.misconfigured"),
     *("lock.moved", "lock.async_body", "lock.no_base", "lock.unmarked", "lock.store_unreachable"),
@@ -366,8 +341,6 @@ ABOUT_NO_LOCK = {
 
 
 class Line(NamedTuple):
-    """A line of the log, as the code writes it."""
-
     event: str
     level: str | None
     """None if it is chosen as the line is written."""

@@ -135,9 +135,6 @@ def test_the_key_of_a_call_is_this_very_text(value: Any, digest: str) -> None:
     assert key(value) == f"singleton:v3:{{shop.tasks.sync:{digest}}}"
 
 
-# The four forms of lock_key.
-
-
 @pytest.mark.parametrize(
     ("choice", "one", "same", "another"),
     [
@@ -188,8 +185,6 @@ def test_the_arguments_that_do_not_count_may_be_missing(choice: Any) -> None:
     with pytest.raises(TypeError, match="missing a required argument: 'supplier'"):
         key_of_some(full=True)
 
-
-# Refusals.
 
 UNKNOWN = ("unknown parameter 'z'", "x, y")
 KINDS = ("None", "parameter names", "format string", "callable")
@@ -308,9 +303,6 @@ def test_an_error_that_ends_the_body_which_publishes_is_no_error_of_the_key(erro
         maker(choice=interrupted)(1)
 
 
-# The text around the digest.
-
-
 @pytest.mark.parametrize("name", ["{", "}", "a{b}c", "%", "%7B", "100%", "a:b", "müde"])
 def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
     made = maker(name=name)(1)
@@ -328,9 +320,6 @@ def test_no_argument_can_be_read_in_a_key(choice: Any) -> None:
 
     assert "alice" not in made
     assert "example" not in made
-
-
-# Publisher and worker.
 
 
 def unfolded(moment: Any) -> Any:
@@ -423,9 +412,6 @@ def test_different_names_have_different_keys(one: str, other: str) -> None:
 
     assert len(keys) == len({one, other})
     assert all(made.count("{") == made.count("}") == 1 and made.endswith("}") for made in keys)
-
-
-# Labels.
 
 
 def label(template: Any, *args: Any, **kwargs: Any) -> str:

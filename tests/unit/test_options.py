@@ -76,9 +76,6 @@ def ttl_of(task: Any) -> Any:
     return pytest.approx(left[0], abs=5)
 
 
-# A task's own options.
-
-
 def test_a_lease_lasts_thirty_seconds_if_nobody_says_otherwise(app: Celery) -> None:
     assert ttl_of(make(app)) == 30
 
@@ -237,9 +234,6 @@ def test_a_bad_value_on_the_object_is_refused_with_its_name(app: Celery, name: s
         task.delay(1)
 
 
-# The app's settings.
-
-
 @pytest.mark.parametrize("name", APP_WIDE)
 def test_a_setting_that_cannot_work_is_refused_by_its_name(app: Celery, name: str) -> None:
     task = make(app)
@@ -300,9 +294,6 @@ def test_a_prefix_that_would_break_the_hash_tag_is_refused(app: Celery, prefix: 
 
     assert f"singleton_lock_prefix={prefix!r}" in str(refused.value)
     assert "a text without braces" in str(refused.value)
-
-
-# Other base classes.
 
 
 def test_celerys_own_tasks_still_run_where_every_task_is_a_singleton() -> None:

@@ -22,7 +22,6 @@ from tests.unit.conftest import headers_of
 from tests.waiting import Watch
 
 HOUR = 3600.0
-"""The default of `lock_queue_ttl`."""
 
 
 def lasts(options: dict[str, Any], **of_the_task: Any) -> float:
@@ -168,8 +167,6 @@ def test_a_run_in_a_cool_down_is_told_so(policy: Any) -> None:
     assert f"is in the cool-down of task_id={first.id}" in str(task.apply().result)
 
 
-# The result that the caller of a duplicate gets.
-
 UNREADABLE = {
     "results go to their own callers": ("rpc://", {}),
     "there are no results": ("disabled://", {}),
@@ -221,9 +218,6 @@ def test_an_own_task_id_is_no_reason_to_send_a_duplicate_and_it_ends_and_names_t
     assert end.result.args[3] == "unpublished"
 
 
-# Log and signal.
-
-
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait"])
 def test_a_duplicate_that_is_not_sent_is_told_in_the_log_and_by_a_signal(
     caplog: pytest.LogCaptureFixture, policy: str
@@ -244,9 +238,6 @@ def test_a_duplicate_that_is_not_sent_is_told_in_the_log_and_by_a_signal(
     assert outcome == "unpublished"
     assert line.startswith(f"lock.conflict key={key} task_id=None holder={standing} ")
     assert line.endswith("outcome=unpublished")
-
-
-# A store that is away.
 
 
 @pytest.fixture
@@ -327,7 +318,6 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
 
 def sent_by(call: Callable[[Any], Any], **options: Any) -> list[Any]:
-    """The notes on the messages that *call* publishes of a task with these options."""
     task = made(**options)
     return [headers["singleton_lock"] for headers in headers_of(task, lambda: call(task))]
 

@@ -27,7 +27,6 @@ def app_with(**settings: Any) -> Celery:
 
 
 def refusal(**settings: Any) -> str:
-    """In one line, and without the password."""
     with pytest.raises(ConfigurationError) as refused:
         store_of(app_with(**settings))
 
@@ -35,8 +34,6 @@ def refusal(**settings: Any) -> str:
     assert SECRET not in repr(refused.value) + str(refused.value)
     return str(refused.value)
 
-
-# Which store.
 
 ADDRESSES: list[tuple[dict[str, Any], str]] = [
     (
@@ -170,8 +167,6 @@ def test_opening_a_store_makes_no_connection() -> None:
             listener.accept()
 
 
-# Refusals.
-
 SCHEMES = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://", "sentinel://")
 SCHEMES += ("redis+cluster://", "rediss+cluster://", "memory://")
 UNREADABLE = ("singleton_lock_url cannot be read", "redis://user:password@host:port/database", "percent-encoded")
@@ -301,9 +296,6 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
 
     assert "127.0.0.1" in str(unanswered.value)
     assert SECRET not in repr(unanswered.value) + str(unanswered.value)
-
-
-# How a connection is opened.
 
 
 class Vault(CredentialProvider):

@@ -98,7 +98,6 @@ OF_OTHERS = {
     "running_lock_timeout": "celery-once-task",
     "heimdall": "celery-heimdall",
 }
-"""Options of the libraries that people come from."""
 
 
 @pytest.mark.parametrize("name", OF_OTHERS)

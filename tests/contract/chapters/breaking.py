@@ -36,14 +36,11 @@ def surveyed(store: Store, key: str = KEY) -> LockState:
 
 
 def broken(store: Store, *meant: str, marks: bool = False, force: bool = False) -> tuple[list[str], list[str]]:
-    """Whom a break was about, and what it has dropped."""
     holders, dropped = Inventory(store).break_lock(KEY, meant, ALICE, marks=marks, force=force)
     return tokens(holders), dropped
 
 
 class Breaking(Contract):
-    # Seeing.
-
     def test_a_survey_tells_holders_marks_and_waiters(self, store: Store) -> None:
         grant = granted(store.acquire(claim("a", task_id="id-of-a", pid=7)))
         mark_queued(store, "id-of-q", seconds=60.0, cooldown=20.0)
@@ -125,8 +122,6 @@ class Breaking(Contract):
         survey = surveyed(store)
         assert (survey.holders[0].state, survey.asked_by) == (HolderState.ASKED_TO_STOP, {})
 
-    # Asking a holder to end.
-
     def test_a_holder_that_is_asked_keeps_its_lease_until_it_has_ended(self, store: Store) -> None:
         store.acquire(claim("a"))
 
@@ -148,8 +143,6 @@ class Breaking(Contract):
         assert store.renew([claim("b")], 1.0) == [Renewal.RENEWED]
         assert store.broken_by(claim("a")) is None
 
-    # Marks and cool-downs.
-
     def test_marks_go_at_once(self, store: Store) -> None:
         granted(store.acquire(call("a")))
         mark_queued(store, "q", cooldown=20.0)
@@ -159,8 +152,6 @@ class Breaking(Contract):
         assert broken(store, marks=True) == ([], ["queued", "next", "cooldown"])
         self.nothing_is_left(store)
         assert mark_queued(store, "other") == Marked()
-
-    # By force.
 
     def test_force_frees_all_places(self, store: Store) -> None:
         for token in "abc":

@@ -28,8 +28,6 @@ DUE = Ending("ended", KEPT, is_due=True)
 
 
 class Copies(Contract):
-    # The run lives.
-
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_copy_of_a_run_that_lives_gets_no_place_beside_it(self, store: Store, limit: int) -> None:
         granted(store.acquire(delivery("original", limit=limit)))
@@ -82,8 +80,6 @@ class Copies(Contract):
 
         assert store.release(delivery("original"), 1, ending=RETRIED) == RELEASED, "it was no copy"
         granted(store.acquire(delivery("retry", attempt=1)))
-
-    # The run has ended.
 
     @pytest.mark.parametrize("place", [1, None])
     def test_a_run_that_no_copy_has_met_leaves_no_marker(self, store: Store, place: int | None) -> None:
@@ -160,8 +156,6 @@ class Copies(Contract):
         self.pass_time(2 * RESULT_GRACE)
         assert store.acquire(delivery("copy")) == Done(0, "retried")
         granted(store.acquire(delivery("retry", attempt=1)))
-
-    # Its own cool-down.
 
     def test_a_later_attempt_is_not_kept_out_by_the_cool_down_of_the_one_before(self, store: Store) -> None:
         original = delivery("original", min_hold=3 * SHORT)

@@ -22,13 +22,11 @@ REAL = 0.3
 
 
 def publish(store: Store, channel: str, text: str) -> int:
-    """How many have heard it."""
     return int(store.call(store.servers.publish, channel, text))
 
 
 @contextmanager
 def hearing(store: Store, channel: str = CHANNEL) -> Iterator[list[str]]:
-    """What is heard on a channel, that it listens first."""
     told = list[str]()
     store.listener.add(channel, told.append)
     try:

@@ -50,7 +50,6 @@ class Keys(Contract):
         assert client.keys() == [KEY]
 
     def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
-        """Every verb, about two calls and a copy."""
         a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b")
         waits = delivery("tok-w", "w", turn_for=90.0, waits_here=True)
         return {

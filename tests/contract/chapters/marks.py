@@ -160,8 +160,6 @@ class Marks(Contract):
         assert not store.unmark(KEY, "a")
         assert mark_queued(store, "b") == Marked()
 
-    # The newest takes the place of the queued one.
-
     OLDER, NEWER, NEWEST = (
         succeeding(again(call(name, at, heeds_queued=True, queued_for=60.0)), "rerun")
         for name, at in [("older", 1), ("newer", 200), ("newest", 300)]

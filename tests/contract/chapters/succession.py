@@ -30,8 +30,6 @@ either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 
 
 class Succession(Contract):
-    # The newest call is next.
-
     @either
     def test_the_last_who_was_published_is_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -56,7 +54,6 @@ class Succession(Contract):
         assert succeed(store, again(call("b", 2000)), rule) == "c"
         store.release(call("c"), newer.place)
 
-        # And when that has ended.
         conflict = refused(store.acquire(succeeding(again(call("b", 2000)), rule)))
         assert (conflict.successor, conflict.first.task_id) == ("c", "c")
         assert conflict.first.expires_in == 0.0
@@ -123,8 +120,6 @@ class Succession(Contract):
 
         granted(store.acquire(call("c", 3000)))
 
-    # Rerun.
-
     def test_a_rerun_asks_no_holder_to_make_way(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         for _ in range(2):
@@ -167,8 +162,6 @@ class Succession(Contract):
             store.renew([call("new")], 1.0)
 
         assert succeed(store, again(call("old", 2000)), "rerun") == "new"
-
-    # Replace.
 
     def test_a_holder_that_is_replaced_hears_of_it_and_holds_until_it_lets_go(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -238,8 +231,6 @@ class Succession(Contract):
         refused(store.acquire(succeeding(again(call("next", 2000, heeds_queued=True)), "rerun")))
         granted(store.acquire(call("queued", 3000)))
 
-    # Several at once.
-
     @either
     def test_of_several_free_places_one_is_kept_for_the_next(self, store: Store, rule: Rule) -> None:
         for name in "xy":
@@ -251,8 +242,6 @@ class Succession(Contract):
         granted(store.acquire(call("one", 5000, limit=2)))
         assert refused(store.acquire(call("two", 5000, limit=2))).holders[0].token == "one"
         granted(store.acquire(succeeding(again(call("b", 2000, limit=2)), rule)))
-
-    # Ending.
 
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))

@@ -56,7 +56,6 @@ def line_of(store: Store) -> list[str]:
 
 @contextmanager
 def listening(store: Store, *task_ids: str) -> Iterator[dict[str, list[str]]]:
-    """A worker that has these messages, and what it hears of each."""
     heard: dict[str, list[str]] = {each: [] for each in task_ids}
     for each in task_ids:
         store.listener.add(f"{KEY}:@{each}", heard[each].append)
