@@ -281,10 +281,11 @@ class _Requests:
 
     async def make(self, call: Callable[[], T]) -> T:
         """The result of *call*, which runs to its end even if this coroutine is cancelled."""
-        loop = _loop(self._lease.key)
+        loop, lease = _loop(self._lease.key), self._lease
         self._last = request = _submit(call)
-        # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease.
-        request.add_done_callback(lambda _: self.give_back() if loop.is_closed() else None)
+        # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease. The
+        # callback keeps the lease alone: with `self` it would renew the lease of an ended task until a collection.
+        request.add_done_callback(lambda _: _give_back(lease) if loop.is_closed() else None)
         return await asyncio.shield(asyncio.wrap_future(request))
 
     async def acquire(self) -> Verdict:
@@ -306,8 +307,7 @@ class _Requests:
             background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
 
     def give_back(self) -> None:
-        if self._lease.unreleased:
-            self._lease.give_back()
+        _give_back(self._lease)
 
 
 class _LoopBell:
@@ -341,6 +341,11 @@ class _LoopBell:
             self._rung.clear()
         finally:
             alarm.cancel()
+
+
+def _give_back(lease: "Holding") -> None:
+    if lease.unreleased:
+        lease.give_back()
 
 
 def _submit(call: Callable[[], T]) -> "Future[T]":

@@ -274,6 +274,38 @@ def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turn
     until(lambda: nothing_is_left(lock), "nothing is held, and nobody waits", SOON)
 
 
+@pytest.mark.parametrize("has_waited", [False, True])
+def test_the_lease_of_a_task_that_has_ended_without_a_release_ends_within_its_ttl(
+    lock: Lock, url: str, run: Run, has_waited: bool
+) -> None:
+    """Without waiting for the garbage collector, which may not come for a long time."""
+    short = Lock("stock", url=url, ttl=1)
+
+    async def forget() -> None:
+        assert await short.aacquire(timeout=SOON) is not None
+
+    async def main() -> None:
+        first = await lock.aacquire() if has_waited else None
+        forgets = asyncio.create_task(forget())
+        if first is not None:
+            await become(lambda: waiters(lock) == 1, "it waits")
+            await first.arelease()
+        await forgets
+        del forgets  # A task keeps its context, and so its leases.
+        lease = await lock.aacquire(timeout=SOON)
+        assert lease is not None
+        await lease.arelease()
+
+    with lock:
+        pass  # The first request loads the scripts, and may leave a cycle of the client's.
+    gc.collect()
+    gc.disable()
+    try:
+        run(main())
+    finally:
+        gc.enable()
+
+
 def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(lock: Lock, url: str) -> None:
     """Such a scope cancels each `await` in it, those of the release too."""
     other = Lock("stock", url=url)
