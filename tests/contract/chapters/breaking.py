@@ -56,7 +56,7 @@ class Breaking(Contract):
             ("cooldown", "id-of-q", None),
         ]
         assert 50 < survey.marks[0].expires_in <= 60
-        assert survey.waiters == 2
+        assert survey.waiting == 2
 
     def test_a_survey_tells_who_waits_in_the_order_of_their_turns(self, store: Store) -> None:
         store.acquire(claim("a", task_id="id-of-a"))

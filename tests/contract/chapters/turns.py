@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Marked, Position
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Marked, Position, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
@@ -22,6 +22,7 @@ from tests.contract.asking import (
     claim,
     granted,
     mark_queued,
+    marker_of,
     queued,
     refused,
     succeeding,
@@ -480,7 +481,7 @@ class Turns(Contract):
         turn_of(store, "waits")
 
         assert line_of(store)[-1] == "waits"
-        assert store.survey([KEY])[0].waiters == MANY + 1
+        assert store.survey([KEY])[0].waiting == MANY + 1
 
     def test_a_copy_waits_for_the_turn_of_its_message_and_finds_that_it_was_done(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -500,12 +501,32 @@ class Turns(Contract):
         with listening(store, "old", "new") as heard:
             refused(store.acquire(succeeding(new, "rerun")))
             until(lambda: heard["old"] == ["free"], "old is told")
-            assert store.look(succeeding(replace(old, newest="next"), "rerun")).comes
+            assert refused(store.look(succeeding(replace(old, newest="next"), "rerun"))).successor == "new"
             assert not store.look(succeeding(replace(new, newest="next"), "rerun")).comes
             store.release(claim("a"), 1)
             until(lambda: heard["new"] == ["free"], "new is told")
 
         assert successor_of(store) == "new"
+
+    def test_a_marker_behind_a_run_does_not_call_the_successor_again(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        refused(store.acquire(succeeding(replace(message("new", 1), turn_for=0.0), "rerun")))
+        with listening(store, "new") as heard:
+            store.release(claim("a"), 1)
+            store.mark_done(KEY, marker_of("a"), 0, "stored", 30.0)
+            store.call(store.servers.publish, f"{KEY}:@new", "the last word")
+            until(lambda: "the last word" in heard["new"], "all is heard")
+
+        assert heard["new"] == ["free", "the last word"]
+
+    def test_a_successor_that_looks_asks_the_holder_to_stop(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        new = succeeding(replace(message("new", 1), turn_for=0.0), "replace")
+        refused(store.acquire(new))
+        assert store.renew([claim("a")], 1.0) == [Renewal.RENEWED], "the message of its successor may be lost"
+        store.look(replace(new, newest="next"))
+
+        assert store.renew([claim("a")], 1.0) == [Renewal.REPLACED]
 
     def test_who_looks_as_the_successor_keeps_its_place(self, store: Store) -> None:
         store.acquire(claim("a", ttl=300.0))

@@ -1,24 +1,22 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
--- The lock is one hash, which parts/{lock,marks,successor,queue}.lua describe. Times are microseconds by this server's
--- clock. A caller whose reply was lost may ask again: the same token renews its grant, or keeps its turn. The other
--- calls, as the caller sees them:
+-- A lock is one hash, which the parts describe. Times are microseconds by this server's clock. A caller whose reply was lost
+-- may ask again: the same token renews its grant, or keeps its turn. The other calls, as the caller sees them:
 --
 --   twin         another delivery of the caller's message: it holds a place, or waits. The caller gets neither.
---   holder       has a place until its deadline.
 --   turn         waits in the line. A turn with an earlier rank goes before the caller.
---   successor    runs next, by `rerun` or `replace`. `relation` in parts/successor.lua says which of the two goes first.
+--   successor    runs next, by `rerun` or `replace`. `relation` says which of the two goes first.
 --   queued call  is unique in the queue. It goes before a caller that heeds it.
 --   newer call   is a queued call or a successor that was published later. A caller with a policy ends in its favour.
 --
 -- KEYS[1]  lock key
--- @argument token     fresh for each execution.
--- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:`, see lock.lua.
+-- @argument token
+-- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:` in lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
 --                     `looks`: the message's worker asks, so no place is taken. A message without a rank takes a
 --                     turn by `turn_for`, unless it has to come.
 -- @argument task_id   empty for a `Lock`.
--- @argument hostname  empty if unknown.
+-- @argument hostname
 -- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
 --
 -- Returns  fence                                        Place 1 was granted, in a lock without fields.
@@ -47,8 +45,7 @@ if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
 elseif size == 6 and words == 'limit=1' then
-  -- The usual refusal, in a third of the time that the rest of this script takes. The fields have the order of the write
-  -- above, unless something else was written since.
+  -- The usual refusal, in a third of the time. The fields have the order of the write above, unless they were changed.
   local known = call('HGETALL', key)
   local holder = known[2]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
@@ -58,7 +55,6 @@ elseif size == 6 and words == 'limit=1' then
   end
 end
 
--- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
 -- @include successor
@@ -124,7 +120,7 @@ if words.message then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- A message in the broker has one turn for all its deliveries.
+        -- Deliveries of a message share one turn in the broker.
         twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
@@ -140,7 +136,7 @@ local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
     local its_grant = grant_of(key, each.place)
-    -- Write this first: a server out of memory refuses HSET as the first write of a script.
+    -- First, see `begin_writing`.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
     return {'granted', now, each.place, its_grant.fence, its_grant.since}
@@ -154,9 +150,7 @@ end
 -- 3. Is the call superseded by a newer call?
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
-if newer and looks then
-  return {'looked', now, 1, 1, 0}
-elseif newer then
+if newer then
   end_turn_of_former_policy()
   return refused(newer.task_id, described(key, places) or described_calls({newer}))
 end
@@ -166,7 +160,7 @@ local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if each.token and places_of(each.token) > 1 then
-    -- A waiter for the whole lock needs every place that becomes free.
+    -- A waiter for the whole lock needs every place.
     free = math.min(free, #before)
   end
   if free > 0 then
@@ -177,8 +171,8 @@ local function ranks_before(each)
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor: successors heed the queued mark, so both would wait for each other. A call never yields to a successor
--- that it displaces: otherwise, frequent calls would displace each one before it runs.
+-- successor, which heeds the queued mark: both would wait for each other. A call yields to no successor that it displaces:
+-- otherwise, frequent calls would displace each one before it runs.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -186,8 +180,8 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Wake the turns that go before, because a holder that died has woken none of them. Only a newcomer that can wait yields
--- to an unheard turn, as long as the message of that turn may be on its way.
+-- Wake the turns that go before: a holder that died has woken none. A newcomer that can wait yields to an unheard turn, too,
+-- as long as the message of that turn may be on its way.
 local yields = is_newcomer and words.turn_for
 local from = line and (yields and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
@@ -212,7 +206,6 @@ if line and free > #before and behind >= from then
   end
 end
 
--- The walks may have changed the caller's turn.
 local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
@@ -234,12 +227,11 @@ if looks and (free > #before or this_call.rank > 0 or not words.turn_for) then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  if own and (comes or own.state ~= WOKEN) then
-    set_state(key, ticket, own, comes and WOKEN or WAITING)
-  end
-  if own and line and ticket < line.front then
-    line.front = ticket
-    set_range(key, line)
+  if own then
+    if comes or own.state ~= WOKEN then
+      own.state, own.since = comes and WOKEN or WAITING, now
+    end
+    write_heard(key, line, ticket, own)
   end
   return {'looked', now, comes and 1 or 0, nearness(), math.max(0, soonest - now)}
 end
@@ -265,7 +257,7 @@ if free > #before then
   if place > #places then
     call('HSET', key, 'places', place)
   end
-  -- Marks of the caller end with its grant, but older calls that it has superseded may still come.
+  -- The caller's marks end, but older calls that it has superseded may still come.
   local older_until = policy and is_queued and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
@@ -276,7 +268,6 @@ if free > #before then
     else
       call('HDEL', key, 'next')
     end
-    -- Holders of other places would now stop for nothing.
     let_holders_stay(key, places)
   end
   if is_queued then
@@ -287,10 +278,9 @@ if free > #before then
       call('HSET', key, place .. ':c', 1)
     end
     leave_line(key, ticket, own_turn)
-    begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
   end
-  if line and line.first <= line.last and free > #before + 1 then
-    wake_next(key, line, held + 1)
+  if line then
+    wake_next(key, line, held + places_of(token))
   end
   expire_after(key, 2000 * ttl)
   return {'granted', now, place, fence, now, died}
@@ -348,7 +338,7 @@ local function passes(other)
 end
 
 -- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
--- whether the search met a turn that need not move.
+-- whether one was met that need not move.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
@@ -370,10 +360,10 @@ if not own and line.last - line.first >= MOST_TURNS then
   end
 end
 begin_writing(key)
-local front, step = line.front, 1
 if not own then
   -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. The turns from its position to
   -- the next void ticket move one ticket towards that end of the line.
+  local step = 1
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)
   if turn.rank and not is_found then
@@ -393,11 +383,9 @@ if not own then
   end
   turn.rank = turn.rank or rank
   -- The turn at the front may have moved to the ticket before.
-  front = step < 0 and void < front and front - 1 or front
+  line.front = step < 0 and void < line.front and line.front - 1 or line.front
   line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end
-line.front = math.min(front, ticket)
-write_turn(key, ticket, turn)
-set_range(key, line)
+write_heard(key, line, ticket, turn)
 expire_after(key, turn.deadline - now)
 return refused(next_one or '', rows, turn.rank, nearness(), math.max(0, soonest - now))

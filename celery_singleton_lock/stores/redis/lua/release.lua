@@ -1,8 +1,8 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   the token that was given to acquire.lua. With `~`, which nobody has, the script wakes turns and writes
---                   the marker, and gives back nothing.
+-- @argument token   the token that was given to acquire.lua. With `~`, which nobody has, the script only writes the marker,
+--                   or only wakes turns.
 -- @argument words   `size`: the number of fields if the hash has nothing but this holder. `place`, if known. `min_hold`:
 --                   milliseconds after its grant for which the place stays taken. If a run has ended for good: its
 --                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
@@ -13,14 +13,13 @@
 --                                 nobody, or an empty text. `marked`: 1 if the marker was left. `short`: 1 if nobody
 --                                 listens for the turns that were read, and more turns follow: ask again.
 
--- The usual release: the hash has only the fields of the usual acquire, so nobody waits and there are no marks.
+-- The usual release: the hash has only the fields of the usual acquire.
 local call, key = redis.call, KEYS[1]
 local size = call('HLEN', key)
 if size == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
   return call('DEL', key)
 end
 
--- From here on: everything that is not usual.
 -- @include time
 -- @include lock
 -- @include marks
@@ -30,7 +29,7 @@ local words = words_in(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (words.min_hold or 0) * 1000
 local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
--- First, because a server out of memory refuses HSET as the first write of a script, and allows HDEL.
+-- First, see `begin_writing`.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''
@@ -40,11 +39,12 @@ local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for place, each in ipairs(lock.places) do
   if each.token == token and (not words.place or tonumber(words.place) == place) then
     copy_has_come = marker and call('HEXISTS', key, place .. ':c') == 1
-    -- If this server's clock was set back, the grant lies in the future: count from now, or the place stays taken longer.
+    -- If this server's clock was set back, the grant lies in the future, and the place would stay taken for longer.
     local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
-    is_kept, lost, each.alive = free_at > now, '', false
+    is_kept, lost = free_at > now, ''
+    each.alive = is_kept
     if is_kept then
-      -- No caller has the new token, so none renews or releases the place.
+      -- Nobody has the new token, so nobody renews or releases the place.
       forget_token(key, place, token)
       call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
       expire_after(key, free_at - now)
@@ -62,17 +62,19 @@ elseif highest_left < #lock.places then
   call('HSET', key, 'places', highest_left)
 end
 
--- If the place was lost, its note of a copy is gone, too, so leave the marker in any case.
+-- If the place was lost, its note of a copy is gone, too.
 if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   marked = 1
 end
-if line and is_kept then
-  -- Move the front past void tickets and unheard turns: otherwise `tell_near` may reach only these.
-  walk_line(key, line, line.front, line.last, function(turn) return turn.state ~= UNHEARD and 'enough' end)
-  tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
-elseif line then
+if marker and token == '~' then
+  return {lost, marked, 0}
+end
+if line then
   stopped_short = wake_next(key, line, held)
+end
+if line and is_kept then
+  tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
 end
 wake_successor(key, lock.successor)
 if not line or line.first > line.last then

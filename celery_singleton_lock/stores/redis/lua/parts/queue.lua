@@ -13,21 +13,19 @@
 --   `w<who>`     the ticket of a token, or of `@` and a task id.
 --
 -- A waiter listens on the channel of its turn, `<key>:<who>`. `free` says that the turn has come. After `near` the waiter
--- looks, to learn when a place will be free.
--- A `Lock`, or a run in its slot, has a turn under its token. A message in the broker has one under `@` and its task id,
--- because it outlives the execution that took the turn. A rank is the moment of the first refusal; if two are equal,
--- the earlier publication goes first. leases/line.py has the table of the states.
+-- looks, to learn when a place will be free. A message in the broker has a turn under `@` and its task id, because it outlives
+-- the execution that took the turn. A rank is the moment of the first refusal. leases/line.py has the table of the states.
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look for themselves every few seconds
 local LONGEST_WALK = 80 -- tickets that one walk reads, so that it takes less than a millisecond
 local MOST_TURNS = 5000 -- bounds the memory of one lock; a call beyond them has no turn, and polls
 local ON_ITS_WAY = 2000000 -- time for a refused message to reach a worker that listens
-local TIME_TO_COME = 3000000 -- the time that a message has to come once its turn was woken
+local TIME_TO_COME = 3000000 -- time for a message to come once its turn was woken
 local MOST_WOKEN = 16 -- turns that are woken at once; those that find no place are requeued for nothing
 local TIDIED_AT_ONCE = 20 -- tickets that one script tidies, so that it stays short
 
--- How many woken turns have not come. Their worker is busy or paused, and may have the next turns too. So twice as many
--- others are woken, and the first that comes is granted.
+-- How many woken turns have not come. Their worker, which is busy or paused, may have the next turns too, so twice as many
+-- others are woken.
 local missed = 0
 
 local function read_turn(key, ticket)
@@ -61,37 +59,34 @@ end
 local function goes_before(turn, other)
   if turn.rank ~= other.rank then
     return turn.rank < other.rank
-  elseif turn.published ~= other.published then
-    return turn.published < other.published
   end
-  return turn.token < other.token
+  return turn.published < other.published or turn.published == other.published and turn.token < other.token
 end
 
 local function set_range(key, line)
   call('HSET', key, 'first', line.first, 'last', line.last, 'front', line.front)
 end
 
-local function value_of(turn)
-  -- A waiting turn needs no `since`, and a short value costs the server less.
+local function write_turn(key, ticket, turn)
   local since = turn.state == WAITING and 0 or math.floor((turn.since - turn.rank) / 1000)
   local lasts, before = math.ceil((turn.deadline - turn.rank) / 1000000), turn.rank - turn.published
   local numbers = format('%.0f %s%.0f %.0f %.0f %d %s ', turn.rank, turn.state, since, lasts, before, turn.limit, turn.copies)
-  return numbers .. (turn.is_message and '@' or turn.token) .. '\31' .. turn.task_id
+  local value = numbers .. (turn.is_message and '@' or turn.token) .. '\31' .. turn.task_id
+  call('HSET', key, 'q' .. ticket, value, 'w' .. turn.token, ticket)
 end
 
-local function write_turn(key, ticket, turn)
-  call('HSET', key, 'q' .. ticket, value_of(turn), 'w' .. turn.token, ticket)
-end
-
-local function set_state(key, ticket, turn, state, since)
-  turn.state, turn.since = state, since or now
-  call('HSET', key, 'q' .. ticket, value_of(turn))
+-- Write a turn that is heard. Walks begin at it, or before.
+local function write_heard(key, line, ticket, turn)
+  line.front = math.min(line.front, ticket)
+  write_turn(key, ticket, turn)
+  set_range(key, line)
 end
 
 -- A newcomer yields to an UNHEARD turn until `ON_ITS_WAY` after its `since`. For a waiting turn that time begins now. A
 -- WOKEN or COMING turn keeps its `since`, so no newcomer yields to it.
 local function set_unheard(key, ticket, turn)
-  set_state(key, ticket, turn, UNHEARD, turn.state == WAITING and now or turn.since)
+  turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
+  write_turn(key, ticket, turn)
 end
 
 -- Returns how many listen. Without the right to publish, assume that somebody does.
@@ -100,12 +95,13 @@ local function tell(key, turn, word)
   return type(listeners) == 'number' and listeners or 1
 end
 
--- False if nobody listens, so that others are woken instead. True for a turn on its way: its worker will listen soon.
+-- False if nobody listens. True for a turn on its way: its worker will listen soon.
 local function wake_turn(key, ticket, turn)
   if turn.state == WOKEN then
     return true
   elseif tell(key, turn, 'free') > 0 then
-    set_state(key, ticket, turn, WOKEN)
+    turn.state, turn.since = WOKEN, now
+    write_turn(key, ticket, turn)
     return true
   elseif turn.state == COMING and turn.since > now - ON_ITS_WAY then
     return true
@@ -114,7 +110,6 @@ local function wake_turn(key, ticket, turn)
   return false
 end
 
--- Let turns look, so that they learn when a place will be free.
 local function tell_near(key, from, last)
   for ticket = from, last do
     local turn = turn_at(key, ticket)
@@ -157,9 +152,8 @@ local function begin_line_at(key, line, front, unheard)
   tell_near(key, math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last))
 end
 
--- Visit the turns from a ticket on, in order, until `visit` says `enough`. A walk reads `LONGEST_WALK` tickets, or twice as
--- many if it begins before the front. Later walks begin at the first turn that is not unheard. Returns whether the walk met
--- unheard turns only, and more follow.
+-- Visit the turns from a ticket on until `visit` says `enough`. A walk reads `LONGEST_WALK` tickets, or twice as many if it
+-- begins before the front. Returns whether it met unheard turns only, and more follow.
 local function walk_line(key, line, from, last, visit)
   local front, unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
@@ -188,8 +182,8 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake the turns for which a place is free while `held` are taken. Returns whether more turns have to be woken. If so,
--- the client of a release asks again; after any other script, the next turn finds the place when it looks.
+-- Wake the turns for which a place is free while `held` are taken. Returns whether more turns may have to be woken. The
+-- client of a release then asks again. After any other script, the next turn finds the place when it looks.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
@@ -204,7 +198,6 @@ local function wake_next(key, line, held)
   end)
 end
 
--- Read a lock, with the ticket of one turn, but without its facts and its turns.
 local function read_lock(key, who)
   local known = call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
@@ -214,6 +207,6 @@ local function read_lock(key, who)
     fence = known[1], places = read_places(key, tonumber(known[2] or 1)),
     line = first and {first = first, last = last, front = front},
     successor = successor_in(known[6]), queued = mark_of(known[7]), cooldown = mark_of(known[8], 'cooldown'),
-    ticket = tonumber(known[9] or nil), is_empty = not (known[1] or first or known[6] or known[7] or known[8]),
+    ticket = tonumber(known[9] or nil),
   }
 end
