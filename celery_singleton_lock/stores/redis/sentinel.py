@@ -29,11 +29,11 @@ _WHERE = (
     "is the broker's or the result backend's"
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
-_NUMBERS = ("port", "config-epoch", "num-other-sentinels")
+_NO_MASTER = f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel; one is asked after the other.
 _PATIENCE = 0.5
-# Seconds between two looks for a new master. For ten seconds, writes to a former master seem to work, and are lost.
+# Seconds between two looks for a new master: for ten, writes to a former master seem to work, and are lost.
 _LOOK_AGAIN = 1.0
 
 
@@ -52,10 +52,13 @@ class AllSentinels(Sentinel):
         answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                # In two words: redis-py 6.3 to 7.0 cannot read the answer to "SENTINEL MASTER" in one word.
-                state = _state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
+                # redis-py 6.3 to 7.0 cannot read the answer to SENTINEL MASTER.
+                masters: Any = sentinel.sentinel_masters()
+                state = masters[service_name]
             except exceptions.RedisError as error:
                 answers[where(host)] = error
+            except LookupError:
+                answers[where(host)] = NotUsable("No such master with that name", _NO_MASTER)
             except (TypeError, ValueError) as error:
                 answers[where(host)] = not_connected(error)
             else:
@@ -79,25 +82,12 @@ class AllSentinels(Sentinel):
             return self.known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self.known is not None:
-            # All sentinels are silent, so stay with the known master: a demoted master refuses writes.
+            # All sentinels are silent. Stay with the known master: a demoted one refuses writes.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
-def _state_in(reply: Any) -> dict[str, Any]:
-    """A sentinel's report of the master, in redis-py's names."""
-    try:
-        state = dict(zip(reply[::2], reply[1::2], strict=True))
-        flags = state["flags"].split(",")
-        state |= {"is_master": "master" in flags, "is_sdown": "s_down" in flags, "is_odown": "o_down" in flags}
-        return {"ip": state["ip"], **state, **{name: int(state[name]) for name in _NUMBERS}}
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise NotUsable(f"no sentinel answers {reply!r:.80}", _NO_SENTINEL) from error
-
-
 class SentinelConnections(Connections):
-    """Connections to the master, which a failover may replace."""
-
     pool: SentinelConnectionPool
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -131,7 +121,7 @@ class SentinelConnections(Connections):
             settle(own, has_tls=own["ssl"])
             return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
-            # Do not quote a value, which may be a password.
+            # A value may be a password.
             why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
             raise ConfigurationError(
                 "sentinel_kwargs has to be a dict of arguments for redis-py's connections to the sentinels, such as "
@@ -156,17 +146,14 @@ class SentinelConnections(Connections):
 
 
 def advise(error: exceptions.RedisError) -> str | None:
-    """The setting that would prevent the *error* of a sentinel; None if the error may pass without a change."""
+    """The advice for the *error* of a sentinel; None if the error may pass by itself."""
     if isinstance(error, NotUsable):
         return error.advice
-    text = str(error)
-    if "No such master" in text:
-        return f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
-    if "unknown command" in text:
+    if "unknown command" in str(error):
         return _NO_SENTINEL
     if advice_about(error) is not None:
         return (
             "give what the sentinels require, such as username, password, ssl and ssl_ca_certs, in sentinel_kwargs "
-            f"{_WHERE}; their user needs the right +sentinel|master"
+            f"{_WHERE}; their user needs the right +sentinel|masters"
         )
     return None
