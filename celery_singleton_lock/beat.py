@@ -158,11 +158,11 @@ class SingletonSchedulerMixin(Scheduler):
         super().close()
 
     def _note(self, slot: Slot) -> None:
-        settings.store_of(self.app).note_slot(self._slots, slot)
+        settings.store_of(self.app).change_slot(self._slots, "note", slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
         slot = Slot(entry.name, _microseconds(_due_of(entry)), self._fence)
-        return slot if settings.store_of(self.app).claim_slot(self._slots, slot) else None
+        return slot if settings.store_of(self.app).change_slot(self._slots, "claim", slot) else None
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
         """Begin the slots of new entries, and forget those of removed ones; return the slot of each entry."""
@@ -179,7 +179,7 @@ class SingletonSchedulerMixin(Scheduler):
                 self._note(slot)
             slots[name] = slot
         for name in known:
-            settings.store_of(self.app).forget_slot(self._slots, Slot(name, 0, self._fence))
+            settings.store_of(self.app).change_slot(self._slots, "forget", Slot(name, 0, self._fence))
         # Note the leader last: a standby compares the schedules as soon as it sees this note.
         self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
         self._notes_again_at = clock() + _SILENCE

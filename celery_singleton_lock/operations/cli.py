@@ -272,7 +272,7 @@ def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
             "limit": limit,
             "fence": survey.fence,
             "holders": [row.facts for row in found if row.about.has_lease],
-            "waiters": survey.waiters,
+            "waiters": survey.waiting,
             "queued": survey.queued,
             "next": survey.next,
             "quiet_for": max(quiet_for, default=None),
@@ -280,7 +280,7 @@ def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
         }
         click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))
     elif found:
-        facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
+        facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiting}
         click.echo(rows.facts_and_rows(facts, found))
     else:
         click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)

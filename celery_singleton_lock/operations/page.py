@@ -166,7 +166,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
         if row.lock.key not in counted:
             # Each row of a lock has all waiters of the lock.
             counted.add(row.lock.key)
-            total.waiting += row.lock.waiters
+            total.waiting += row.lock.waiting
     return totals
 
 
@@ -250,7 +250,7 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         due = f"due{_for(row.age)}" if row.due_in is None else f"due in {duration(row.due_in)}"
         told = {
             "state": "beat" if row.is_beat else row.state,
-            "waiting": a_few(waiting, row.lock.waiters, most=_MOST_WAITERS) if waiting else "",
+            "waiting": a_few(waiting, row.lock.waiting, most=_MOST_WAITERS) if waiting else "",
             "asked_by": row.asked_by,
             "since": duration(row.age) if row.has_place or row.age is None else due,
         }

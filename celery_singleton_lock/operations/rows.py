@@ -95,7 +95,7 @@ class Row:
             "worker": self.worker,
             "held": duration(self.age) if self.due_in is None else f"in {duration(self.due_in)}",
             "left": duration(self.left),
-            "waiting": str(self.lock.waiters),
+            "waiting": str(self.lock.waiting),
             "key": self.lock.key,
         }
 
@@ -117,7 +117,7 @@ class Row:
             "not_renewed": self.about.is_unrenewed or None,
             "problem": self.lock.problem,
         }
-        known = {"key": self.lock.key, "state": in_json(self.state), **self.facts, "waiters": self.lock.waiters}
+        known = {"key": self.lock.key, "state": in_json(self.state), **self.facts, "waiters": self.lock.waiting}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 

@@ -26,7 +26,6 @@ _SCHEMES = {
 # URLs with these schemes may name several servers.
 _OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
-# By URL.
 in_memory: dict[str, Store] = {}
 _shared: dict[str, Store] = {}
 
@@ -47,7 +46,7 @@ def one_url(given: Any) -> str:
             "gives a lock to two holders as soon as one of them loses its data or has its clock set"
         )
     if not isinstance(given, str) or not given.strip():
-        # Do not quote the value, which may have a password.
+        # The value may have a password.
         what = "an empty text" if isinstance(given, str) else f"a {type(given).__name__}"
         raise ConfigurationError(
             f"singleton_lock_url=<{what}> is not allowed: give one URL as text, such as 'redis://localhost:6379/0'; "
@@ -87,7 +86,6 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
-    """The error for *what*, which needs the extra `testing`."""
     return ConfigurationError(f'{what} needs more packages ({error}): pip install "celery-singleton-lock[testing]"')
 
 
@@ -100,10 +98,9 @@ def in_redis_py(value: Any) -> Any:
 
 
 def _part_in_redis_py(part: str) -> str:
-    """A URL, or one of several between semicolons, with the query arguments of redis-py."""
     base, _, query = part.partition("?")
     if "#" in query:
-        # Leave the fragment in the URL, which is then refused: `urlencode` would append it to the last value.
+        # Such a URL is refused later: `urlencode` would hide the fragment in the last value.
         return part
     arguments = [("db" if name == "virtual_host" else name, in_redis_py(value)) for name, value in parse_qsl(query)]
     return f"{base}?{urlencode(arguments)}" if arguments else part

@@ -6,10 +6,9 @@ from functools import partial
 
 # CLOCK_BOOTTIME includes suspended time: the lease of a suspended machine expires on the server.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# Seconds; a smaller step cannot be told from drift and delay.
+# A smaller step cannot be told from drift and delay.
 _SMALLEST_STEP = 0.5
 _WORST_RATE = 0.0001
-# Seconds between two comparisons of the clocks.
 _COMPARE_EVERY = 1.0
 
 clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
@@ -19,9 +18,8 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
-    # Until this `clock()` time, a server that has not told its time is not asked again.
+    # Until this moment on `clock()`, a server that has not told its time is not asked again.
     ask_again_at: float = float("-inf")
-    # Replies to requests sent before this `clock()` time are not compared.
     compares_at: float = float("-inf")
 
     def __init__(self) -> None:
@@ -33,7 +31,7 @@ class ServerClock:
     def compare(self, now: int, sent_at: float) -> float:
         """The seconds by which the server's clock was set since the last comparison; 0.0 if it was not set.
 
-        *now* is the server's time in microseconds while it handled a request that was sent at *sent_at*.
+        *now* is the server's time in microseconds, in the answer to a request that was sent at *sent_at*.
         """
         if sent_at < self.compares_at:
             return 0.0

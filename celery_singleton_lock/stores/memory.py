@@ -22,8 +22,6 @@ import_module("lupa")
 
 
 class MemoryStore(Store):
-    """Locks of this process only."""
-
     is_of_one_process = True
 
     def __init__(self) -> None:
@@ -42,7 +40,7 @@ class MemoryStore(Store):
         self._wake_all()
 
     def clear(self) -> None:
-        """Forget everything, as a restart without data does."""
+        """Forget everything."""
         self.call("FLUSHALL")
         self._wake_all()
 

@@ -16,13 +16,13 @@ PublishMode = Literal["", "anyway", "over"]
 Newest = Literal["", "queued", "next"]
 """How a call became the newest: it was marked as queued, or requeued as the call that runs next. Empty for other calls.
 
-Older calls may have ended in favour of the newest, which must run. Its message keeps this value until the body begins.
+Older calls may have ended in favour of the newest, so it must run.
 """
 
 
 @dataclass(slots=True)
 class Facts:
-    """The facts about a claimant that operators and other callers see."""
+    """What operators and other callers see of a claimant."""
 
     task_id: str = ""  # empty if it is no task
     task_name: str = ""  # empty if it is the name of the lock
@@ -40,8 +40,6 @@ WHOLE = "*"
 
 @dataclass(slots=True)
 class Claim:
-    """One execution's wish to hold a lock."""
-
     key: str
     token: str  # fresh for each execution; see `WHOLE`
     ttl: float
@@ -67,31 +65,24 @@ class Claim:
 
     @property
     def channel(self) -> str:
-        """The channel on which its turn is woken."""
         return f"{self.key}:{self.token if self.waits_here else f'@{self.facts.task_id}'}"
 
 
 def lock_name_of(key: str) -> str:
-    """The lock name inside *key*, without prefix and digest."""
     return unquote(key.partition("{")[2].rpartition(":")[0])
 
 
 def marker_of(task_id: str, message: int) -> str:
-    """The field of the marker that a run of a message leaves at its end."""
     return f"done:{task_id}:{message}"
 
 
 @dataclass(slots=True)
 class Marked:
-    """The call is marked as queued."""
-
     sooner: float = 0.0  # seconds to subtract from the call's countdown
 
 
 @dataclass(slots=True)
 class Grant:
-    """The claim was granted."""
-
     place: int  # from 1
     fence: int
     since: float  # the moment of the grant by the server's clock, in seconds since the epoch
@@ -114,7 +105,7 @@ Marker = Literal["none", "left", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run, recorded at its release, for later deliveries of its message."""
+    """The end of a run, for later deliveries of its message."""
 
     outcome: Outcome
     kept: float  # seconds for which the broker may deliver the message again
@@ -131,8 +122,11 @@ class Slot:
     sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`; 0 if never
 
 
+SlotVerb = Literal["claim", "note", "forget"]
+
+
 class HolderState(StrEnum):
-    """The states of holders and of calls that go before, by what they have in the store."""
+    """What a holder, or a call that goes before, has in the store."""
 
     HELD = "held"  # a lease
     ASKED_TO_STOP = "asked to stop"  # a lease
@@ -160,8 +154,7 @@ class Holder:
         published: When its call was published first, in microseconds.
         label: The text of its `lock_label`.
         ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        keeps_result: Others can read its result under its task id. False with `ignore_result` and, as a rule, in eager
-            mode.
+        keeps_result: Others can read its result under its task id.
         call_ended: The next call may be published, although the run may go on.
         due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
@@ -192,7 +185,6 @@ class Holder:
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
-        """A former holder, of which little more than the task id is known."""
         return cls(key, "", HolderState.ENDED, datetime.now(UTC), 0.0, task_id=task_id, attempt=attempt)
 
     @property
@@ -215,12 +207,10 @@ class Holder:
 
     @property
     def refusal(self) -> LockHeld:
-        """The error of a call that is refused because of it."""
         return LockHeld(self.key, self.task_id, self.expires_in, self.state_in_log)
 
     @property
     def state_in_log(self) -> LockHeldState:
-        """Its state, as the log and `LockHeld` name it."""
         if self.has_lease:
             return "held"
         if self.goes_before:
@@ -238,7 +228,7 @@ class Conflict:
     """Every place is held, or belongs to a call that goes before."""
 
     key: str
-    holders: tuple[Holder, ...]  # a few, sorted by the end of their leases; or else calls that go before
+    holders: tuple[Holder, ...]  # a few, the lease that ends first at the front; or else calls that go before
     successor: str | None = None  # for a claim that `succeeds`: task id of the call that runs next, perhaps its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
@@ -248,17 +238,15 @@ class Conflict:
 
     @property
     def first(self) -> Holder:
-        """The holder whose lease ends first if nobody renews."""
         return self.holders[0]
 
 
 Verdict = Grant | Conflict | Done
-"""The answers to a claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a message in the line for a lock; `Conflict` describes the other fields."""
+    """The position of a message in the line for a lock. `Conflict` has the other fields."""
 
     at: int
     comes: bool  # the message comes now: its turn has come, or is gone
@@ -267,8 +255,6 @@ class Position:
 
 
 class Renewal(IntEnum):
-    """The answers of renew.lua to a renewal."""
-
     RENEWED = 1
     REPLACED = 2  # renewed; a successor asks the holder to stop
     BROKEN = 4  # renewed; a person asks the holder to stop
@@ -276,14 +262,8 @@ class Renewal(IntEnum):
     GONE = -1  # lost: nobody has the place
 
 
-# Faster than `Renewal(number)`, which costs several calls.
-RENEWALS = {int(each): each for each in Renewal}
-
-
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The answer to a release of a lease or of a turn."""
-
     marker: Marker  # unknown until a release in the background has an answer
     lost: LostReason | None = None  # why the lease had been lost before, if that is known
 
@@ -302,13 +282,12 @@ class LockState:
         fence: The greatest fence that was given. None if none is remembered.
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
-        waiters: How many have a turn. Beyond 160 tickets, calls that have left may still count.
+        waiting: How many have a turn. Beyond 160 tickets, calls that have left may still count.
         turns: The turns of 160 tickets, in their order: of the first, and of the first that will be woken.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.
-        waiting: How many calls wait.
         cooldown_until: The end of its last cool-down, or None.
         problem: Why nothing else is known, or None.
     """
@@ -318,7 +297,7 @@ class LockState:
     fence: int | None = None
     places: tuple[Holder, ...] = ()
     marks: tuple[Holder, ...] = ()
-    waiters: int = 0
+    waiting: int = 0
     turns: tuple[Holder, ...] = ()
     asked_by: Mapping[str, str] = field(default_factory=dict, repr=False)
     problem: str | None = None
@@ -334,10 +313,6 @@ class LockState:
     @property
     def next(self) -> str | None:
         return self._marked(HolderState.NEXT)
-
-    @property
-    def waiting(self) -> int:
-        return self.waiters
 
     @property
     def cooldown_until(self) -> datetime | None:

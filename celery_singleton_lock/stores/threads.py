@@ -48,12 +48,10 @@ def current() -> Any:
 
 
 def start_native_thread(run: Callable[[], None]) -> None:
-    """Run *run* in a real thread even where threads are greenlets."""
     original("_thread", "start_new_thread")(run, ())
 
 
 def original(module: str, name: str) -> Any:
-    """The unpatched attribute *name* of *module*."""
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original(module, name)
     if "eventlet.patcher" in sys.modules:
@@ -80,7 +78,7 @@ class DaemonThread:
             self._running = mark
             self._start(self._live, mark)
         except BaseException:
-            # A signal handler has raised, or no thread can start: let the next `ensure` try again.
+            # A signal handler has raised, or no thread can start.
             self._running = None
             raise
 
@@ -95,7 +93,7 @@ class DaemonThread:
         finally:
             if self._running is mark:
                 self._running = None
-            # At the end of the interpreter no thread can start.
+            # No thread can start at the end of the interpreter.
             with suppress(RuntimeError):
                 if self._has_work():
                     self.ensure()

@@ -57,7 +57,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.unmark(KEY, "u")
     store.release(claim, 1, ending=Ending("ended", 30.0, is_due=True))
     store.mark_done(KEY, later.marker, 1, "stored", 30.0)
-    store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
+    store.change_slot(f"{KEY}:slots", "claim", Slot("entry", 1, 1))
     store.slots(f"{KEY}:slots")
     store.count("singleton:v3:stats", {"acquired::task": 1}, 1.0)
     Inventory(store).counted("singleton:v3:stats")

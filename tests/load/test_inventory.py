@@ -49,7 +49,7 @@ def test_no_call_of_a_list_stops_the_server(store: Store, client: Any, record_pr
     record_property("slow", dict(slow))
     assert len(surveys) == LOCKS + 1
     (crowded,) = [survey for survey in surveys if survey.key == CROWDED]
-    assert crowded.waiters == WAITERS
+    assert crowded.waiting == WAITERS
     assert took["SCAN"] > FOREIGN / 1000
     assert "KEYS" not in took
     assert sum(slow.values()) * 100 <= OF_A_HUNDRED * sum(took.values()), (took, slow)

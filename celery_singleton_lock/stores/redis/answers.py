@@ -1,4 +1,4 @@
-"""A server's answers: what an error means, and asking again until an answer comes."""
+"""What an error of a server means, and asking again until an answer comes."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from redis import exceptions
 from celery_singleton_lock.errors import DOCS, StoreError, StoreRefused
 from celery_singleton_lock.stores.clock import ServerClock, clock
 
-# Texts of errors: redis-py has no class for some of these, and an older server wraps others in the error of a script.
+# By text: redis-py has no class for some, and an older server wraps others in the error of a script.
 _ELSEWHERE = re.compile(
     r"^(?:ReadOnly|BusyLoading|ClusterDown|MasterDown|TryAgain)Error\b"
     r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
@@ -49,7 +49,7 @@ _ADVICE = {
     r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
         "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
     ),
-    # An older server has our command, but not its options.
+    # An older server may lack the options of a command.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
         "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
         "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
@@ -71,8 +71,6 @@ _IN_SHORT = {
     r"ConnectionError|NotUsable|CLUSTERDOWN": "the store cannot be reached",
 }
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
-# Instead of the user's name, which only the credential_provider knows.
-_PROVIDED = "that credential_provider names"
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
 # A server that closes a connection with unread input resets it.
@@ -93,7 +91,6 @@ class NotUsable(exceptions.ConnectionError):
 
 
 def not_connected(error: TypeError | ValueError) -> NotUsable:
-    """The error for an exception of redis-py's own code while it connected."""
     if isinstance(error, UnicodeError):
         return NotUsable("the host name is not valid: a part of it is empty or too long")
     # The text of a ValueError may quote a secret.
@@ -106,7 +103,6 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """Return *replies*, or raise the first error among them."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply
@@ -114,7 +110,7 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The server is no master, so its address may lead to another server soon."""
+    """The server is no master now, so ask its address again."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -127,7 +123,6 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
     """The advice for an error that does not pass by itself, or None."""
     if isinstance(error, NotUsable):
         return error.advice
-    # The arguments of the command are left out: one of our own values could look like an error.
     text = problem_of(error)
     return next((advice.format(user=user) for says, advice in _ADVICE.items() if re.search(says, text)), None)
 
@@ -137,7 +132,6 @@ def none_of(
     answers: Mapping[str, exceptions.RedisError],
     advise: Callable[[exceptions.RedisError], str | None] = advice_about,
 ) -> NotUsable:
-    """The error if none of several servers gave a usable answer."""
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
     # A single refusal may be the fault of that server.
@@ -152,33 +146,31 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The words for *error* in a sentence, without the arguments of the command: those of AUTH have the password."""
+    """The words for *error*, without the command's arguments: a password, or a value that looks like an error."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
-    """One server: whether it answers, its clock, and requests that are repeated until it answers."""
+    """A server, and its clock. Repeats requests until the server answers."""
 
     silent_until: float = 0.0
-    """On `clock()`. Until then, releases in the background leave the server alone."""
+    """On `clock()`. Until then, releases in the background spare the server."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         # The last acquire got no answer, and no later request got one.
         self.is_away: bool = False
-        # Once true, scheme and TLS of the URL are right.
+        # Then scheme and TLS of the URL are right.
         self.has_answered: bool = False
-        is_provided = arguments.get("credential_provider") is not None
         self._address = address
-        self._user = _PROVIDED if is_provided else arguments.get("username") or "default"
+        is_provided = arguments.get("credential_provider") is not None
+        self.user: str = "that credential_provider names" if is_provided else arguments.get("username") or "default"
         self.clock: ServerClock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
         """The answer of *ask*, the moment of the try that got it, and the number of tries.
 
-        *ask* is called with the moment, on `clock()`, until which it may wait.
-
-        Raises:
-            StoreError: *ask* was refused, or the *bound* in seconds was over.
+        *ask* is called with the moment, on `clock()`, until which it may wait. After *bound* seconds, or a refusal, a
+        `StoreError` is raised.
         """
         give_up_at = clock() + bound
         pause = _FIRST_PAUSE
@@ -204,10 +196,9 @@ class Part:
 
     def unanswered(self, error: exceptions.RedisError) -> StoreError:
         problem = problem_of(error)
-        advice = advice_about(error, self._user)
+        advice = advice_about(error, self.user)
         if advice is not None:
             return StoreRefused(self._address, problem, advice)
         if not self.has_answered and _HANGS_UP.search(problem):
-            hint = _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
-            problem = f"{problem}. {hint}"
+            problem = f"{problem}. {_WITHOUT_TLS if self._address.startswith('rediss') else _WITH_TLS}"
         return StoreError(self._address, problem)

@@ -25,14 +25,12 @@ _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster
 
 
 class NodeConnections(Connections):
-    """Connections to one server of a cluster."""
-
     is_sharded = True
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
     is_doubted = False
-    """The server was silent or has redirected a request, so its slots may have moved."""
+    """Its slots may have moved, because the server was silent or has redirected a request."""
 
     def close(self) -> None:
         super().close()
@@ -102,12 +100,10 @@ class Cluster(NodeConnections):
             replies.update(zip(group, answers, strict=True))
         for number, answer in replies.items():
             if isinstance(answer, exceptions.AskError):
-                # Alone, because `ask` follows one key.
                 (replies[number],) = super().run(script, [inputs[number]], until, replicas)
         return [replies[number] for number in range(len(inputs))]
 
     def part_of(self, key: str) -> Part:
-        """The server of *key*, or the whole cluster while no server is known."""
         node = self._known_owner(key)
         return self.part if node is None else self.at(node).part
 
@@ -145,7 +141,7 @@ class Cluster(NodeConnections):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # Try the last known owner, whose own error says more.
+                # The error of the last known owner says more.
                 if node is None:
                     raise
             node = self._known_owner(key)
@@ -158,7 +154,7 @@ class Cluster(NodeConnections):
         return node
 
     def _learn(self, until: float) -> None:
-        """Ask the servers in turn for the owners of all slots until one answers; doubted servers come last."""
+        """Ask the servers in turn for the owners of all slots until one answers. Doubted servers come last."""
         self._learned_at = clock()
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):

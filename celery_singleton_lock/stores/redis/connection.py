@@ -5,7 +5,6 @@ import logging
 import re
 import socket
 import ssl
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,23 +36,22 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    # A key of another program may be no UTF-8: strict decoding would fail for the whole reply.
+    # A key of another program may be no UTF-8, and strict decoding would fail for the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
-"""Arguments of all connections. Users cannot set them, because the bounds rest on them."""
+"""Users cannot set these arguments, because the bounds rest on them."""
 
 _DATABASE = re.compile(r"(-?[0-9]+)?")
-# Seconds that WAIT may take: less than `REPLY_TIMEOUT`, so that its answer is read in time.
+# For WAIT: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
 _RECEIVED_AT_ONCE = 4096
 
 Address = tuple[str, int]
 Command = tuple[str, ...]
-Input = tuple[Sequence[str], Sequence[str]]
-"""Keys and arguments of a script."""
+Input = tuple[Sequence[str], Sequence[str]]  # keys and arguments of a script
 
 
 def packed(command: Command) -> bytes:
@@ -62,24 +60,17 @@ def packed(command: Command) -> bytes:
 
 
 Reader: Any = None
-# Several times faster than the function above, and than redis-py's own parser.
+# Several times faster.
 with suppress(ImportError):
     from hiredis import Reader
     from hiredis import pack_command as packed  # type: ignore[assignment]
-
-
-def _escaped(word: str) -> str:
-    return word.encode(errors="backslashreplace").decode()
 
 
 _NOT_YET = object()
 
 
 class Link:
-    """A connection of redis-py, and the socket under it.
-
-    Most requests use the socket itself: the layers of redis-py cost as much as everything else in a request.
-    """
+    """A connection of redis-py. Most requests use its socket: the layers of redis-py would double their cost."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -91,7 +82,7 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, sent: bytes, number: int, until: float) -> list[Any]:
-        """Send, and return *number* replies, refusals included; `_refusal` raises other errors."""
+        """Send, and return *number* replies, refusals included."""
         if number == 1 and self._reader is not None:
             try:
                 self._socket.sendall(sent)
@@ -112,7 +103,7 @@ class Link:
         replies = []
         for _ in range(number):
             left = until - clock()
-            # If no time is left, this process was paused, and the reply may have arrived.
+            # If no time is left, this process was paused, and the reply may be there.
             if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                 raise exceptions.TimeoutError("no reply in time")
             try:
@@ -123,19 +114,10 @@ class Link:
 
 
 def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
-    """Return an error as the reply; raise it if another server may accept the request, or if the server is at fault."""
+    """Return the error as a reply. Raise it if another server may accept the request, or if the server is at fault."""
     if not isinstance(error, exceptions.ResponseError) or is_elsewhere(error):
         raise error
     return error
-
-
-class IdleOfThread(threading.local):
-    """The idle connections of each thread."""
-
-    def __init__(self) -> None:
-        kept = deque[Any]()
-        self.pop = kept.pop
-        self.append = kept.append
 
 
 class Connections:
@@ -145,7 +127,7 @@ class Connections:
     """
 
     is_sharded = False
-    """There are several servers, and a channel is heard only at the server that has its lock."""
+    """A channel is heard only at the server that has its lock."""
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
@@ -155,15 +137,15 @@ class Connections:
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
         self.pool: ConnectionPool = pool
-        # Fit for logs: never with credentials.
+        # Without credentials, for logs.
         self.address: str = address
         self.part: Part = Part(store or address, pool.connection_kwargs)
         self._begin()
 
     def _begin(self) -> None:
-        # If sockets are patched for greenlets and threads are not, a socket works only in the thread that has made it.
-        has_loop_each = patched_by("socket") is not None and patched_by() is None
-        self._idle: Any = IdleOfThread() if has_loop_each else deque()
+        # If sockets are patched for greenlets and threads are not, a socket works only in its own thread: keep none.
+        is_of_one_thread = patched_by("socket") is not None and patched_by() is None
+        self._idle = deque[Link](maxlen=0 if is_of_one_thread else None)
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
@@ -173,7 +155,7 @@ class Connections:
             self._begin()
         idle = self._idle
         try:
-            link: Link = idle.pop()
+            link = idle.pop()
         except IndexError:
             link = Link(self.open(until))
         try:
@@ -181,31 +163,32 @@ class Connections:
                 sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             except UnicodeEncodeError:
                 # A host name or a label may have bytes that are no UTF-8.
-                sent = b"".join([packed(tuple(map(_escaped, command))) for command in commands])
+                escaped = [[word.encode(errors="backslashreplace") for word in command] for command in commands]
+                sent = b"".join([packed(tuple(word.decode() for word in command)) for command in escaped])
             replies = link.exchange(sent, len(commands), until)
         except BaseException as error:
-            # A reply may still come, which the next caller would take for the answer to its own request.
+            # The next caller would take a late reply for the answer to its own request.
             link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
                 # The idle connections are most likely broken too.
                 self.close()
             raise
-        # A connection that was in use during `close` goes to the old deque, and is not used again.
+        # After a `close` this is the old deque, so the connection is not used again.
         idle.append(link)
         return replies
 
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script with each input, all in one go.
 
-        WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do, or
-        a replica without the lease counts.
+        WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do:
+        otherwise a replica without the lease counts.
         """
         if self.is_sharded:
             script = script.sharded
         sha, key = script.digest, inputs[0][0][0]
         commands: list[Command] = [("EVALSHA", sha, str(len(keys)), *keys, *arguments) for keys, arguments in inputs]
         if replicas:
-            # Never 0, which means for ever.
+            # 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(("WAIT", str(replicas), str(wait)))
         replies = self.ask(key, commands, until)
@@ -214,10 +197,19 @@ class Connections:
             # The server was restarted, failed over or flushed. One EVAL loads the script for all inputs.
             commands[unknown] = ("EVAL", script.text, *commands[unknown][2:])
             replies = self.ask(key, commands, until)
-        return replicated(replies, replicas) if replicas else replies
+        if not replicas:
+            return replies
+        *others, acknowledged = replies
+        if isinstance(acknowledged, exceptions.RedisError):
+            raise acknowledged
+        if acknowledged < replicas:
+            raise exceptions.ConnectionError(
+                f"acknowledged by {acknowledged} of its replicas, not by singleton_lock_replicas={replicas}"
+            )
+        return others
 
     def listen(self, channel: str, until: float) -> Any:
-        """A connection that has subscribed to *channel*. The caller disconnects it."""
+        """A connection that has subscribed to *channel*, for the caller to disconnect."""
         connection = self.open(until)
         try:
             accepted(Link(connection).exchange(packed((self.subscribe, channel)), 1, until))
@@ -227,7 +219,7 @@ class Connections:
         return connection
 
     def open(self, until: float) -> Any:
-        """A new connection. The caller disconnects or keeps it."""
+        """A new connection, for the caller to disconnect or keep."""
         arguments = self.pool.connection_kwargs
         timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, until - clock()))
         connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
@@ -243,15 +235,12 @@ class Connections:
         return connection
 
     def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
-        """The server that has *key*, as far as it is known."""
         return self.part
 
     def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
-        """The connections to the server that has *key*."""
         return self
 
     def to_masters(self, bound: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
-        """The connections to each master, found within *bound* seconds, or a `StoreError`."""
         return [self]
 
     def tell_of_move(self, before: Address, after: Address | None) -> None:
@@ -261,44 +250,31 @@ class Connections:
 
     def close_spare(self) -> None:
         """Close an idle connection if there are several: otherwise those of a burst of requests would stay open."""
-        if not isinstance(self._idle, IdleOfThread) and len(self._idle) > 1:
+        if len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()
 
     def close(self) -> None:
         """Close the idle connections. A connection in use is not used again."""
         idle = self._idle
-        if not isinstance(idle, IdleOfThread):
-            self._idle = deque()
+        self._idle = deque(maxlen=idle.maxlen)
         with suppress(IndexError):
             while True:
                 idle.pop().connection.disconnect()
 
 
-def replicated(replies: list[Any], replicas: int) -> list[Any]:
-    """The replies without that of WAIT; an error if fewer than *replicas* have the writes."""
-    *others, acknowledged = replies
-    if isinstance(acknowledged, exceptions.RedisError):
-        raise acknowledged
-    if acknowledged < replicas:
-        raise exceptions.ConnectionError(
-            f"acknowledged by {acknowledged} of its replicas, not by singleton_lock_replicas={replicas}"
-        )
-    return others
-
-
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* returns for these options and ours. Only its connection class and its arguments are used."""
+    """The pool that *make* returns for these options and ours."""
     try:
         pool = make(**{**options, **OURS})
         arguments = pool.connection_kwargs
-        # In `from_url`, the URL overrides arguments.
+        # The URL overrides arguments of `from_url`.
         arguments.update(OURS)
         settle(arguments, has_tls=issubclass(pool.connection_class, SSLConnection))
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
-        # As text: a signal that raises while hiredis converts a number crashes the process.
+        # As text: see `milliseconds`.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
@@ -309,7 +285,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
 
 
 class _Provider(CredentialProvider):
-    """The user's provider. Its errors become `NotUsable`, without their text, which may hold a secret."""
+    """Turns errors of the user's provider into `NotUsable`, without their text, which may hold a secret."""
 
     def __init__(self, provider: CredentialProvider) -> None:
         self._provider = provider

@@ -1,7 +1,6 @@
-"""Scripts, their arguments and their replies; lua/parts say what is in the hash of a lock."""
+"""Scripts, their arguments and their replies. lua/parts say what is in the hash of a lock."""
 
 import hashlib
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from celery_singleton_lock.stores.records import (
     Marked,
     Position,
     Slot,
+    Verdict,
     lock_name_of,
     marker_of,
 )
@@ -35,7 +35,6 @@ from celery_singleton_lock.stores.redis.answers import advice_about
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
-# Words of the fields that lua/parts/lock.lua describes.
 _SEPARATOR = "\x1f"
 _NO_RESULT = "no-result"
 _ENDED = "ended"
@@ -48,7 +47,7 @@ _FOREIGN = "another program's key, or a damaged one: "
 class Script:
     """A Lua file of this package, called by its digest.
 
-    Each line `-- @argument NAME` of its head names an argument, which is a local of that name in the script. A line
+    Each line `-- @argument NAME` names the next argument, a local in the script; a caller may leave out the last ones.
     `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts after the fast path: defining their functions in
     each run would slow it.
     """
@@ -56,8 +55,7 @@ class Script:
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
         text = _INCLUDE.sub(lambda found: _file(f"parts/{found[1]}"), _file(verb))
         self._verb = verb
-        self._none = dict.fromkeys(_ARGUMENT.findall(text), "")
-        locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(self._none, 1)]
+        locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
@@ -65,15 +63,6 @@ class Script:
     def sharded(self) -> "Script":
         """The script for a cluster, where a waiter listens at the server that has the key."""
         return Script(self._verb, "SPUBLISH")
-
-    def arguments(self, **values: str) -> list[str]:
-        """The arguments in their order. Empty ones at the end are left out, because each costs time."""
-        arguments = list({**self._none, **values}.values())
-        if len(arguments) > len(self._none):
-            raise TypeError(f"{self._verb}.lua has no arguments {', '.join(values.keys() - self._none)}")
-        while not arguments[-1]:
-            arguments.pop()
-        return arguments
 
 
 def _file(name: str) -> str:
@@ -95,7 +84,6 @@ def acquire_arguments(claim: Claim) -> list[str]:
     grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
     if not facts.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
-    # By position, as in `release_arguments`: names would double the time.
     arguments = [claim.token, grant, _words_of(claim), facts.task_id, facts.hostname]
     if facts.task_name or facts.label:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
@@ -109,7 +97,6 @@ def look_arguments(claim: Claim) -> list[str]:
 
 
 def _words_of(claim: Claim) -> str:
-    """The argument `words` of acquire.lua, which begins with the limit."""
     words = f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -133,14 +120,6 @@ def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 
 
-def unmark_arguments(task_id: str, claim: Claim | None, **says: bool) -> list[str]:
-    words = " ".join(word for word, is_said in says.items() if is_said)
-    if claim is None or claim.succeeds is None:
-        return UNMARK.arguments(task_id=task_id, words=words)
-    words += f" succeeds={claim.succeeds} published={claim.facts.published}"
-    return UNMARK.arguments(task_id=task_id, words=words, task_name=claim.facts.task_name)
-
-
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
     """Keys and arguments for each run of renew.lua: at most *most* claims, all with one ttl."""
     # Claims with one ttl are mostly neighbours already, so they are not sorted.
@@ -162,7 +141,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     return [claim.token, f"{words} is_due" if is_due else words, marker_of(facts.task_id, claim.message)]
 
 
-def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done:
+def answer_in(key: str, reply: Any, sent_at: float) -> Verdict:
     """The verdict in a reply of acquire.lua, unless the reply is a fence."""
     match reply:
         case ["granted", _, place, fence, since, *died]:
@@ -181,7 +160,7 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
     verdict, now, successor, rows, *turn = reply
     rank, near, free_in = turn or (0, 1, inf)
-    holders = tuple(holders_in(key, now, rows))
+    holders = holders_in(key, now, rows)
     return Conflict(key, holders, successor or None, now, verdict == "twin", rank, bool(near), free_in / 1_000_000)
 
 
@@ -191,9 +170,9 @@ def mark_in(key: str, reply: Any) -> Marked | Holder:
     return conflict_in(key, reply).first
 
 
-def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
+def holders_in(key: str, now: int, rows: Sequence[str]) -> tuple[Holder, ...]:
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
-    return [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
+    return tuple(_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts)
 
 
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
@@ -218,7 +197,6 @@ def _holder(
     since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
     words = grant.split(" ")
     known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
-    # A task's name that is the name of the lock is not stored. `call_ended` is said of a run, not of its cool-down.
     known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
     known |= {"keeps_result": _NO_RESULT not in words, "call_ended": _ENDED in words and state is HolderState.HELD}
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
@@ -234,20 +212,12 @@ def _numbers_in(value: str, known: int) -> list[int]:
     return [*numbers, *[0] * (known - len(numbers))]
 
 
-def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
-    """A state with a `problem` for each key that is not UTF-8: requests are sent in UTF-8, and cannot name it."""
-    names = {key: key.encode(errors="surrogateescape").decode(errors="backslashreplace") for key in keys}
-    return {key: LockState(name, problem="its name is not UTF-8") for key, name in names.items() if name != key}
-
-
-def states_in(
-    calls: Sequence[tuple[Sequence[str], Any]], replies: list[Any], *, tolerant: bool
-) -> dict[str, LockState]:
+def states_in(keys: Sequence[str], replies: Sequence[Any], *, tolerant: bool) -> list[LockState]:
     """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
     for reply in replies:
         if isinstance(reply, exceptions.RedisError) and not (tolerant and _is_about_a_key(reply)):
             raise reply
-    return {key: _state_in(key, reply) for ([key], _), reply in zip(calls, replies, strict=True)}
+    return [_state_in(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
 
 def _is_about_a_key(error: exceptions.RedisError) -> bool:
@@ -259,25 +229,18 @@ def _state_in(key: str, reply: Any) -> LockState:
     if isinstance(reply, exceptions.RedisError):
         return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
     try:
-        # Refuse bytes that are no UTF-8: otherwise they fail later, where they are printed.
-        json.dumps(reply, ensure_ascii=False).encode()
         return _survey_in(key, *reply)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:
         return LockState(key, problem=f"{_FOREIGN}{type(error).__name__}: {error}")
 
 
-def _survey_in(
-    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, turns: Any, asked: Any, foreign: str
-) -> LockState:
-    stops = dict(asked)
-    holders = tuple(
-        replace(each, state=HolderState.ASKED_TO_STOP) if each.token in stops else each
-        for each in holders_in(key, now, rows)
-    )
-    by = {token: name for token, name in stops.items() if name}
-    problem = _FOREIGN + foreign if foreign else None
-    calls = tuple(holders_in(key, now, marks)), waiters, tuple(holders_in(key, now, turns))
-    return LockState(key, now, int(fence) if fence else None, holders, *calls, by, problem)
+def _survey_in(key: str, now: int, fence: str, waiting: int, marks: Any, rows: Any, turns: Any, asks: Any) -> LockState:
+    asks = dict(asks)
+    stops = HolderState.ASKED_TO_STOP
+    places = [replace(each, state=stops) if each.token in asks else each for each in holders_in(key, now, rows)]
+    calls = holders_in(key, now, marks), waiting, holders_in(key, now, turns)
+    by = {token: name for token, name in asks.items() if name}
+    return LockState(key, now, int(fence) if fence else None, tuple(places), *calls, by)
 
 
 def _moment(microseconds: int) -> datetime:

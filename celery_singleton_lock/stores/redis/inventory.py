@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,26 +12,17 @@ from redis import exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
+from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
 from celery_singleton_lock.stores.redis.connection import Command, Connections
-from celery_singleton_lock.stores.redis.encoding import (
-    ACQUIRE,
-    BREAK,
-    RELEASE,
-    acquire_arguments,
-    holders_in,
-    microseconds,
-    release_arguments,
-)
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-# Keys at which one SCAN looks, which blocks the server for a fraction of a millisecond.
+# So that one SCAN blocks the server for a fraction of a millisecond.
 _KEYS_PER_STEP = "250"
-# Seconds.
 _TRIAL_TTL = 1.0
 # Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-# Slots that are tried. One of several servers is most unlikely to own all of them.
+# Slots that are tried: hardly one of several servers owns all of them.
 _OTHER_SLOTS = 20
 TRIAL = "trial-"
 """Begins the digest of a self-test's key, which no list shows."""
@@ -42,17 +33,12 @@ _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
 class Inventory:
-    """Requests of operators, checks and metrics. Each raises `StoreError` without an answer in time."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._servers = store.servers
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each key of a lock that begins with *start*, once; a new key may be missed.
-
-        If one server of several fails, the others are listed before its error is raised.
-        """
+        """Each key of a lock that begins with *start*. The error of a server is raised after the keys of the others."""
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
         problem = None
@@ -73,18 +59,17 @@ class Inventory:
         """Seconds of a round trip, and seconds by which the store's clock is ahead, each of the worst server."""
         found = []
         for server in self._servers.to_masters(bound):
-            # The first request opens a connection, which the second does not pay for.
+            # The first request opens the connection.
             _call(server, "TIME", bound=bound)
             sent_at = clock()
             answer = _call(server, "TIME", bound=bound)
             round_trip = clock() - sent_at
             here = time.time()
-            found.append((round_trip, microseconds(answer) / 1_000_000 - (here - round_trip / 2)))
+            found.append((round_trip, encoding.microseconds(answer) / 1_000_000 - (here - round_trip / 2)))
         round_trips, ahead = zip(*found, strict=True)
         return max(round_trips), max(ahead, key=abs)
 
     def about_servers(self, bound: float) -> dict[str, dict[str, str]]:
-        """The INFO of each server, by its address."""
         said = {}
         for server in self._servers.to_masters(bound):
             lines = _call(server, "INFO", bound=bound).splitlines()
@@ -98,28 +83,25 @@ class Inventory:
 
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
-    ) -> tuple[list[Holder], list[str]]:
+    ) -> tuple[Sequence[Holder], list[str]]:
         """Ask the holders with these tokens to end. They hear of it, and *by* whom, at their next renewal.
 
-        *marks* ends cool-downs and marks as well. *force* frees the places at once, although their bodies may still
-        run. Returns the holders that were found, and the marks that have ended.
+        *marks* ends marks and cool-downs, too. *force* frees the places at once, although bodies may still run. Returns
+        the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
-        now, dropped, rows = self._store.request(BREAK, key, [*BREAK.arguments(by=by, words=words), *tokens])[0]
+        now, dropped, rows = self._store.request(encoding.BREAK, key, [by, words, *tokens])[0]
         # The break is done even if this fails.
         with suppress(StoreError):
             self._store.wake_next(key)
-        return holders_in(key, now, rows), dropped
+        return encoding.holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
         """The fields of *key* that are whole numbers; another program may have written others."""
         return {field: int(value) for field, value in self._store.fields(key).items() if _NUMBER.fullmatch(value)}
 
     def self_test(self, key: str, bound: float) -> None:
-        """Acquire, renew and release *key*, which nobody else may use, and wake a waiter by the release.
-
-        In a cluster each master is tested, on keys like *key*.
-        """
+        """Acquire, renew and release *key*, which nobody else may use, and keys like it at each master of a cluster."""
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
@@ -135,25 +117,25 @@ class Inventory:
         # The second key is in another slot: a cluster behind a plain URL refuses to renew the two together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
-        acquires = [([each.key], acquire_arguments(each)) for each in (*holders, waiter)]
-        releases = [([each.key], release_arguments(each, None, None)) for each in (*holders, waiter)]
+        acquires = [([each.key], encoding.acquire_arguments(each)) for each in (*holders, waiter)]
+        releases = [([each.key], encoding.release_arguments(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # Ask by the key's own part, so that the error names its server.
+            # By the key's own part, so that the error names its server.
             tried = partial(self._servers.ask, key, self._commands_on(key))
             self._store.part_of(key).persist(lambda until: accepted(tried(until)), until - clock())
-            accepted(self._servers.run(ACQUIRE, acquires, until, self._store.replicas))
+            accepted(self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas))
             _, renewed = self._store.renew_once(holders, until)
             if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
                 raise NotUsable("a lease of the trial was gone before it could be renewed")
-            accepted(self._servers.run(RELEASE, releases, until))
+            accepted(self._servers.run(encoding.RELEASE, releases, until))
             if not subscription.can_read(timeout=max(0.0, until - clock())):
                 raise exceptions.TimeoutError("the waiter was not woken in time")
         finally:
             subscription.disconnect()
 
     def _commands_on(self, key: str) -> list[Command]:
-        """Each command that scripts and clients need; the error of a script would not name a missing right."""
+        """The commands that scripts and clients need: the error of a script would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
@@ -161,7 +143,7 @@ class Inventory:
         named += [("TIME",), ("EVAL", "return 1", "0")]
         named += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
         if self._store.has_parts:
-            # ASKING is needed only while slots move, when it is too late to learn that the right is missing.
+            # ASKING is needed only while slots move: too late to learn that the right is missing.
             return [*named, ("ASKING",)]
         # A server that answers for keys of many slots is no part of a cluster.
         return [*named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
@@ -172,5 +154,4 @@ def _call(server: Connections, *command: str, bound: float = RELEASE_BOUND) -> A
 
 
 def _keys_like(key: str, many: int) -> Iterator[str]:
-    """Other keys, most likely each in a slot of its own."""
     return (f"{key.removesuffix('}')}{number}}}" for number in range(many))

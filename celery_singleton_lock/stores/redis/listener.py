@@ -33,8 +33,6 @@ Heard = Callable[[str], None]
 
 
 class _Wire:
-    """The connection to one server; None while the server cannot be reached."""
-
     def __init__(self, server: Connections) -> None:
         self.server = server
         self.connection: Any = None
@@ -46,7 +44,6 @@ class _Wire:
 
     @property
     def due(self) -> float:
-        """When to act if nothing comes, on `clock()`."""
         if self.connection is None:
             return self.retry_at
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
@@ -81,20 +78,20 @@ class Listener(DaemonThread):
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
         self._wire_of: dict[str, _Wire] = {}
-        # Channels without a subscription. They are subscribed again when a wire is tried again.
+        # Channels without a subscription.
         self._deaf: dict[str, None] = {}
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
         self._has_told = False
-        # If two threads are started at once, the second waits for the first to end.
+        # Of two threads that were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Heard) -> None:
         """Have *heard* called with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
 
-        At `LISTENING` ask the store, because earlier messages were missed. *heard* must not block: it is called in a
-        real thread even where others are greenlets.
+        At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread even
+        where others are greenlets, and must not block.
         """
         self._heard[channel] = heard
         self._change(channel)
@@ -115,7 +112,6 @@ class Listener(DaemonThread):
         self._changed.append(channel)
         self.ensure()
         if self._pipe is not None:
-            # A full pipe wakes the thread too.
             with suppress(BlockingIOError):
                 original("os", "write")(self._pipe[1], b"!")
         with suppress(IndexError):
@@ -132,7 +128,7 @@ class Listener(DaemonThread):
         if patched_by() is None:
             line()
         else:
-            # A real thread must not take the log's locks from greenlets.
+            # A real thread must not take the log's locks, which are those of greenlets.
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
@@ -167,7 +163,7 @@ class Listener(DaemonThread):
         self._wait(self._pipe[0])
         for wire in list(self._wires.values()):
             with self._losing(wire):
-                # Read first: a process that was paused would take its server for late though the reply is there.
+                # Read first: after a pause of this process, the server would count as late though the reply is there.
                 self._read(wire)
                 self._look_after(wire)
         return True
@@ -201,10 +197,10 @@ class Listener(DaemonThread):
         return commands
 
     def _wire_to(self, channel: str) -> _Wire | None:
-        """The wire to the server that has the lock of *channel*; None if the server cannot be reached now."""
+        """The wire to the server that has the lock of *channel*; None if the server cannot be reached."""
         wire = self._wire_at(self._servers)
         try:
-            # A cluster that named no owner is left alone until `retry_at`: otherwise each channel would wait for it.
+            # Leave a cluster that named no owner alone until `retry_at`: otherwise each channel would wait for it.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:
@@ -250,15 +246,14 @@ class Listener(DaemonThread):
         if not self._has_told:
             self._has_told = True
             text = "%s; whoever waits looks from time to time instead: %s"
-            user = self._servers.pool.connection_kwargs.get("username") or "default"
-            told = text, problem_of(error), advice_about(error, user)
+            told = text, problem_of(error), advice_about(error, self._servers.part.user)
             address = self._servers.address
             self._log(partial(log.write, logging.WARNING, "lock.not_subscribed", *told, store=address))
         self._tell(channel, DEAF)
 
     def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
         self._wire_of.pop(channel, None)
-        # Doubt the server, so that a cluster is asked for the owner.
+        # So that the cluster is asked for the owner.
         wire.server.close()
         wire.try_later()
         self._deafen(channel)

@@ -13,10 +13,8 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
     RELEASED,
-    RENEWALS,
     Claim,
     Conflict,
-    Done,
     Ending,
     Grant,
     Holder,
@@ -28,6 +26,7 @@ from celery_singleton_lock.stores.records import (
     Release,
     Renewal,
     Slot,
+    SlotVerb,
     Verdict,
 )
 from celery_singleton_lock.stores.redis import encoding
@@ -41,18 +40,16 @@ from celery_singleton_lock.stores.threads import patched_by
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
-# Short, because a publisher can use its own clock instead.
 _TIME_BOUND = 0.5
 # Seconds for which a comparison of two clocks counts: they drift apart by milliseconds in this time.
 _TIME_IS_KNOWN = 60.0
 # Seconds until the server is asked again after no answer.
 _TIME_IS_UNKNOWN = 10.0
 _FIRST_TRY = 2 * REPLY_TIMEOUT
-# A token that nobody has: its release gives back nothing, wakes the turns, and leaves the marker.
+# A token that nobody has, so its release gives back nothing.
 _NOBODY = "~"
-# Seconds for which counts are kept if nobody adds to them.
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
-# More than a year, for an entry that is due once a year.
+# An entry may be due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
@@ -68,14 +65,12 @@ class Store:
     history: int = 500
     """The number of unusual events that are kept; 0 for none."""
     is_of_one_process = False
-    """The locks are in memory, so no other process can see them."""
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url = url
         self._options = options
         self.replicas: int = replicas
         self.servers: Connections = self._connect(url, options)
-        # There are several servers, each of which may be silent alone.
         self.has_parts: bool = self.servers.is_sharded
         self.part_of: Callable[[str], Part] = self.servers.part_of
         # In a cluster, the keys of a script have to be in one slot.
@@ -103,12 +98,11 @@ class Store:
 
     @property
     def address(self) -> str:
-        """Where the store is, fit for logs: never with credentials."""
+        """Where the store is, without credentials."""
         return self.servers.address
 
     @property
     def listener(self) -> Listener:
-        """The one listener of this process to channels of this store."""
         found = self._listeners.get(getpid())
         if found is None:
             # The listener is a real thread: it must not share connections with greenlets.
@@ -119,12 +113,12 @@ class Store:
     def clone(self) -> Self:
         return type(self)(self._url, self._options, self.replicas)
 
-    def acquire(self, claim: Claim) -> Grant | Conflict | Done:
+    def acquire(self, claim: Claim) -> Verdict:
         """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
         part = self.part_of(claim.key)
         bound = min(ACQUIRE_BOUND, claim.patience)
         if part.is_away and claim.facts.task_id and not claim.waits_here:
-            # One call has waited for the silent server. Others give up soon, because each occupies a slot of a pool.
+            # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
             bound = min(bound, REPLY_TIMEOUT)
         try:
             arguments = encoding.acquire_arguments(claim)
@@ -133,7 +127,7 @@ class Store:
             part.is_away = True
             raise
         if type(reply) is int:
-            # The usual answer is a grant of the first place, with its fence, which is the time.
+            # The fence of the usual grant is the time.
             if sent_at >= part.clock.compares_at:
                 self._compare(claim.key, reply, sent_at)
             return Grant(1, reply, reply / 1_000_000, sent_at)
@@ -158,10 +152,10 @@ class Store:
         (inputs, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
         for (keys, _), (*_, now) in zip(inputs, replies, strict=True):
             self._compare(keys[0], now, sent_at)
-        return [RENEWALS[answer] for *answers, _ in replies for answer in answers]
+        return [Renewal(answer) for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Input], list[Any]]:
-        """Renew the claims in one try. Returns the script's inputs and their replies, or raises a `RedisError`."""
+        """Renew the claims in one try. Returns the script's inputs and their replies."""
         inputs = list[Input](encoding.renewals_of(claims, self._renewals_per_script))
         try:
             return inputs, accepted(self.servers.run(encoding.RENEW, inputs, until, self.replicas))
@@ -187,14 +181,14 @@ class Store:
             lost, is_marked, has_stopped_short = reply
             answer = Release("left" if is_marked else "none", lost or None)
             if has_stopped_short:
-                # The place is free, and calls that were not woken ask again on their own.
+                # If this fails, calls that were not woken ask again on their own.
                 with suppress(StoreError):
                     self.wake_next(claim.key)
-        # "Lost" may be the trace of an earlier try that worked, and whose answer did not come.
+        # An earlier try may have released the lease, so that this one did not find it.
         return replace(answer, lost=None) if tries > 1 else answer
 
     def wake_next(self, key: str) -> None:
-        """Wake those whose turn it is, in steps, because a long line of dead turns would block the server."""
+        """Wake those whose turn it is, in steps: otherwise a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
             _, _, has_stopped_short = self.request(encoding.RELEASE, key, (_NOBODY, ""))[0]
@@ -218,17 +212,16 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        Three things can be in its way: another queued call; a call whose cool-down keeps the key; *limit* runs that
-        hold places, if *limit* is not 0. No other call of the key is published for *cooldown* seconds. *label*,
-        *queue*, *published* and *due_for* are those of `Holder`.
+        In its way is another queued call, a call whose cool-down keeps the key, or, if *limit* is not 0, one of *limit*
+        runs. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for*
+        are those of `Holder`.
 
-        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a row
-        of such calls, the last is due at most *within* seconds after the publication of the first.
+        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. The last of such
+        calls is due at most *within* seconds after the publication of the first.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
             words += f" due_in={milliseconds(due_in)} within={milliseconds(within)}"
-        # By position, as in `acquire_arguments`.
         arguments = [task_id, milliseconds(seconds), milliseconds(cooldown), words]
         if about := encoding.mark_text(label, queue, published, due_for):
             arguments.append(about)
@@ -246,13 +239,17 @@ class Store:
     ) -> Conflict | None:
         """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
-        With *call_ended* the next call may be published even while the run still holds the key.
-
-        If the call *heeds* others, another queued call is returned as a conflict, and nothing ends. With a *claim* that
-        `succeeds`, only a newer call is a conflict, whether it is queued, is next, or has begun.
+        With *call_ended* the next call may be published even while the run still holds the key. If the call *heeds*
+        others, another queued call is returned as a conflict, and nothing ends. With a *claim* that `succeeds`, only a
+        newer call is a conflict, whether it is queued, is next, or has begun.
         """
         says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
-        reply = self.request(encoding.UNMARK, key, encoding.unmark_arguments(task_id, claim, **says))[0]
+        words = " ".join(word for word, is_said in says.items() if is_said)
+        arguments = [task_id, words]
+        if claim is not None and claim.succeeds is not None:
+            words += f" succeeds={claim.succeeds} published={claim.facts.published}"
+            arguments = [task_id, words, claim.facts.task_name]
+        reply = self.request(encoding.UNMARK, key, arguments)[0]
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
@@ -260,27 +257,16 @@ class Store:
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
         self.request(encoding.RELEASE, key, (_NOBODY, words, marker))
 
-    # A slot is one due time of a beat's entry. Each of these methods returns False if another beat leads.
+    def change_slot(self, key: str, verb: SlotVerb, slot: Slot) -> bool:
+        """Claim a slot, note when it was sent, or forget its entry.
 
-    def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot; False also if it was sent."""
-        return self._change_slot(key, "claim", slot)
-
-    def note_slot(self, key: str, slot: Slot) -> bool:
-        """Note when a slot was sent."""
-        return self._change_slot(key, "note", slot)
-
-    def forget_slot(self, key: str, slot: Slot) -> bool:
-        """Forget the entry of a slot."""
-        return self._change_slot(key, "forget", slot)
-
-    def _change_slot(self, key: str, verb: str, slot: Slot) -> bool:
-        facts = {"entry": slot.entry, "due": str(slot.due), "fence": str(slot.fence), "sent": str(slot.sent)}
-        arguments = encoding.CLAIM_SLOT.arguments(verb=verb, **facts, lasts=milliseconds(_SLOTS_ARE_KEPT))
+        Returns False if another beat leads, or the slot to be claimed was sent.
+        """
+        facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
+        arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.request(encoding.CLAIM_SLOT, key, arguments)[0])
 
     def slots(self, key: str) -> dict[str, Slot]:
-        """The last slot of each entry."""
         return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
 
     def fields(self, key: str) -> dict[str, str]:
@@ -303,27 +289,22 @@ class Store:
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys. If *tolerant*, the server's error about one key becomes its `problem`."""
-        states = encoding.unreadable_in(keys) if tolerant else {}
-        inputs = [([key], ()) for key in keys if key not in states]
-        if inputs:
+        inputs = [([key], ()) for key in keys]
 
-            def look(until: float) -> dict[str, LockState]:
-                replies = self.servers.run(encoding.SURVEY, inputs, until)
-                return encoding.states_in(inputs, replies, tolerant=tolerant)
+        def look(until: float) -> list[LockState]:
+            return encoding.states_in(keys, self.servers.run(encoding.SURVEY, inputs, until), tolerant=tolerant)
 
-            states |= self.servers.part.persist(look, RELEASE_BOUND)[0]
-        return [states[key] for key in keys]
+        states: list[LockState] = self.servers.part.persist(look, RELEASE_BOUND)[0] if keys else []
+        return states
 
     def holders(self, key: str) -> list[Holder]:
         """All holders of *key* and its cool-downs, sorted by their ends."""
         return list(self.survey([key])[0].places)
 
     def broken_by(self, claim: Claim) -> str | None:
-        """The person who has asked this holder to end, or None."""
         return cast("str | None", self.call("HGET", claim.key, f"broken:{claim.token}"))
 
     def replaced_by(self, claim: Claim) -> str | None:
-        """The task id of the successor that has asked this holder to end, or None."""
         return cast("str | None", self.call("HGET", claim.key, f"replaced:{claim.token}"))
 
     def request(
@@ -344,7 +325,6 @@ class Store:
                 tries = 1
             else:
                 part.has_answered = True
-                # A refused script has done nothing, so ask again below, where refusals are handled.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
         inputs = [((key,), arguments)]
@@ -361,18 +341,17 @@ class Store:
     def time(self, key: str) -> int | None:
         """The time of the server that has *key*, in microseconds; None if it is unknown."""
         part = self.part_of(key)
-        # Grants and renewals tell the time, too.
         now = part.clock.now(_TIME_IS_KNOWN)
         if now is not None or clock() < part.clock.ask_again_at:
             return now or part.clock.now()
         try:
-            (seconds, more), sent_at, _ = part.persist(
-                lambda until: accepted(self.servers.ask(key, [("TIME",)], until))[0], _TIME_BOUND
+            (time,), sent_at, _ = part.persist(
+                lambda until: accepted(self.servers.ask(key, [("TIME",)], until)), _TIME_BOUND
             )
-            self._compare(key, int(seconds) * 1_000_000 + int(more), sent_at)
+            self._compare(key, encoding.microseconds(time), sent_at)
         except StoreError:
             part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
-        # Not `part`, because the first answer may have told which server has the key.
+        # Not `part`: the answer may have told which server has the key.
         return self.part_of(key).clock.now()
 
     def close(self) -> None:

@@ -47,33 +47,33 @@ class Beside(Contract):
 
     def test_a_slot_is_claimed_until_it_was_sent(self, store: Store) -> None:
         slot = Slot("entry", due=1_000_000, fence=5)
-        assert store.claim_slot(SLOTS, slot)
-        assert store.claim_slot(SLOTS, dataclasses.replace(slot, fence=6)), "the heir sends what was not sent"
-        assert store.note_slot(SLOTS, dataclasses.replace(slot, fence=6, sent=1_000_100))
+        assert store.change_slot(SLOTS, "claim", slot)
+        assert store.change_slot(SLOTS, "claim", dataclasses.replace(slot, fence=6)), "the heir sends what was not sent"
+        assert store.change_slot(SLOTS, "note", dataclasses.replace(slot, fence=6, sent=1_000_100))
 
-        assert not store.claim_slot(SLOTS, dataclasses.replace(slot, fence=7))
-        assert store.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=7))
-        assert store.claim_slot(SLOTS, dataclasses.replace(slot, entry="other", fence=7))
+        assert not store.change_slot(SLOTS, "claim", dataclasses.replace(slot, fence=7))
+        assert store.change_slot(SLOTS, "claim", Slot("entry", due=3_000_000, fence=7))
+        assert store.change_slot(SLOTS, "claim", dataclasses.replace(slot, entry="other", fence=7))
         assert store.slots(SLOTS)["entry"] == Slot("entry", 3_000_000, 7, sent=1_000_100)
 
     def test_who_led_before_claims_and_notes_nothing_any_more(self, store: Store) -> None:
-        store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=6))
+        store.change_slot(SLOTS, "claim", Slot("entry", due=1_000_000, fence=6))
 
-        assert not store.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=5))
-        assert not store.note_slot(SLOTS, Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
+        assert not store.change_slot(SLOTS, "claim", Slot("entry", due=3_000_000, fence=5))
+        assert not store.change_slot(SLOTS, "note", Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
         assert store.slots(SLOTS)["entry"].sent == 0
 
     def test_a_slot_that_was_noted_by_a_clock_ahead_is_noted_again(self, store: Store) -> None:
-        store.note_slot(SLOTS, Slot("entry", due=9_000_000, fence=6, sent=9_000_000))
+        store.change_slot(SLOTS, "note", Slot("entry", due=9_000_000, fence=6, sent=9_000_000))
         earlier = Slot("entry", due=5_000_000, fence=6, sent=5_000_000)
 
-        assert store.note_slot(SLOTS, earlier)
+        assert store.change_slot(SLOTS, "note", earlier)
         assert store.slots(SLOTS)["entry"] == earlier
 
     def test_an_entry_is_forgotten_unless_a_later_leader_has_it(self, store: Store) -> None:
         for name in ("gone", "kept"):
-            store.note_slot(SLOTS, Slot(name, due=1_000_000, fence=6, sent=1_000_100))
+            store.change_slot(SLOTS, "note", Slot(name, due=1_000_000, fence=6, sent=1_000_100))
 
-        assert store.forget_slot(SLOTS, Slot("gone", due=0, fence=6))
-        assert not store.forget_slot(SLOTS, Slot("kept", due=0, fence=5))
+        assert store.change_slot(SLOTS, "forget", Slot("gone", due=0, fence=6))
+        assert not store.change_slot(SLOTS, "forget", Slot("kept", due=0, fence=5))
         assert store.slots(SLOTS).keys() == {"kept"}

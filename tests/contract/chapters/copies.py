@@ -99,7 +99,7 @@ class Copies(Contract):
         with Waiter(store, delivery("waits")) as waiter:
             assert waiter.ask() == Done(0, "ended")
         (survey,) = store.survey([KEY])
-        assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)
+        assert (survey.places, survey.marks, survey.waiting) == ((), (), 0)
 
     @pytest.mark.parametrize("is_taken", [False, True])
     def test_a_run_that_has_lost_its_lease_leaves_a_marker_and_says_so(self, store: Store, is_taken: bool) -> None:

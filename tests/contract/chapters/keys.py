@@ -159,7 +159,7 @@ class Keys(Contract):
         assert set(client.hkeys(KEY)) <= {"fence", marker_of("a")}
 
     def test_what_is_no_lock_has_an_end_as_well(self, store: Store, client: Any) -> None:
-        store.claim_slot(SLOTS, Slot("entry", 1, 1))
+        store.change_slot(SLOTS, "claim", Slot("entry", 1, 1))
         store.count("singleton:v3:stats", {"acquired::a": 1}, 1.0)
         store.record("singleton:v3:history", ["an event"], 1.0)
 

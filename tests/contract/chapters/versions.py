@@ -144,14 +144,14 @@ class Versions(Contract):
 
     def test_a_slot_of_a_later_version_is_a_slot(self, store: Store) -> None:
         slot = Slot("entry", due=1_000_000, fence=5)
-        store.claim_slot(SLOTS, slot)
-        store.note_slot(SLOTS, replace(slot, sent=1_000_100))
+        store.change_slot(SLOTS, "claim", slot)
+        store.change_slot(SLOTS, "note", replace(slot, sent=1_000_100))
         add(store, "entry", " 12 soon", SLOTS)
 
         assert store.slots(SLOTS) == {"entry": replace(slot, sent=1_000_100)}
-        assert not store.claim_slot(SLOTS, replace(slot, fence=6)), "it was sent"
-        assert not store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=4)), "a later leader has come"
-        assert store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=6))
+        assert not store.change_slot(SLOTS, "claim", replace(slot, fence=6)), "it was sent"
+        assert not store.change_slot(SLOTS, "claim", replace(slot, due=2_000_000, fence=4)), "a later leader has come"
+        assert store.change_slot(SLOTS, "claim", replace(slot, due=2_000_000, fence=6))
         assert store.slots(SLOTS)["entry"] == Slot("entry", 2_000_000, 6, sent=1_000_100)
 
     def test_a_hash_has_fields_that_are_not_known(self, store: Store) -> None:

@@ -1,7 +1,4 @@
--- Ask holders of a lock to stop, and drop the marks that keep others out.
---
--- A holder hears of the request at its next renewal, and then releases. Waiters keep their turns. The caller then runs
--- release.lua, which wakes them.
+-- Ask holders of a lock to stop, and drop the marks that keep others out. The caller then wakes waiters by release.lua.
 --
 -- KEYS[1]  lock key
 -- @argument by     the person who asks.

@@ -1,8 +1,7 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- The slots are one hash. The field of an entry has the due time and the fence of the last claimed slot, and when the entry
--- was last sent, or began. The leader's own field, '\31' <hostname>:<pid>, has the moment at which the leader was seen, its
--- fence, and that moment again. The heir of a leader that has died claims a slot that was not sent.
+-- The slots are one hash. The field of an entry is `<due> <fence> <sent>` of the last claimed slot; a new entry was sent when
+-- it began. The leader's own field, '\31' <hostname>:<pid>, has the moment at which the leader was seen as `due` and `sent`.
 --
 -- KEYS[1]  hash of the slots
 -- @argument verb   `claim`, `note` or `forget`.

@@ -14,7 +14,6 @@
 --          {'held', now, '', holders}  In the way is the queued call, else a run, else the call of the cool-down.
 
 -- @include time
--- The usual mark: the call is the first of its key.
 local key = KEYS[1]
 local labelled = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. labelled
@@ -25,7 +24,6 @@ if is_first and cooldown == '0' then
   return {'marked', 0}
 end
 
--- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
 local function set_mark(name, milliseconds, text)
@@ -65,7 +63,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended keeps no other call out: otherwise the other call's work would be lost.
+  -- A run whose call has ended keeps no call out: otherwise that call's work would be lost.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)

@@ -1,7 +1,6 @@
 -- Restart the ttl of each lease, if it is still the caller's.
 --
--- A token is a field of the lock's hash until another caller gets its place. So HSET of its deadline adds no field, and
--- answers 0, if the lease is still there.
+-- A token is a field of the lock's hash while its lease lasts. Then HSET of its deadline adds no field, and answers 0.
 --
 -- KEYS[i]    lock key of lease i
 -- ARGV[1]    ttl of all of them, in milliseconds
@@ -24,7 +23,7 @@ for i, key in ipairs(KEYS) do
     call('PEXPIRE', key, expiry, 'GT')
     answers[i] = 1
   elseif written ~= 1 then
-    -- A key that is no hash any more ends only its own lease. Any other error concerns all of them.
+    -- A key that is no hash any more ends only its own lease.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end

@@ -2,12 +2,11 @@
 --
 -- KEYS[1]  lock key
 --
--- Returns  {now, fence, waiters, marks, holders, turns, asked, foreign}, with empty texts for what is unknown.
+-- Returns  {now, fence, waiting, marks, holders, turns, asked}, with an empty text for an unknown fence.
 --   fence    the greatest fence that was given.
---   waiters  the number of turns.
+--   waiting  the number of turns. Tickets that were not read count.
 --   marks    the marks in force. Each mark, each of `holders`, and each turn of the first waiters is seven values.
 --   asked    the token of each holder that was asked to stop, and the person who asked; empty for a successor.
---   foreign  why this is another program's hash.
 
 -- @include time
 -- @include lock
@@ -17,13 +16,7 @@
 local MOST_SHOWN = 160 -- tickets of a long line that are read, so that the script takes less than a millisecond
 local key = KEYS[1]
 local lock = read_lock(key, '')
-local foreign = ''
-if lock.is_empty then
-  for _, field in ipairs(call('HRANDFIELD', key, SAMPLE) or {}) do
-    foreign = string.sub(field, 1, 5) == 'done:' and foreign or 'it has nothing of a lock'
-  end
-end
-local line, marks, turns, asked, waiters = lock.line, {}, {}, {}, 0
+local line, marks, turns, asked, waiting = lock.line, {}, {}, {}, 0
 for _, mark in pairs({lock.queued, lock.successor, lock.cooldown}) do
   if mark.deadline > now then
     marks[#marks + 1] = mark
@@ -47,8 +40,7 @@ if line then
   local stop = math.min(line.last, line.front + MOST_SHOWN - read - 1)
   add_turns(line.first, line.first + read - 1)
   add_turns(line.front, stop)
-  -- Tickets that were not read count as turns.
-  waiters = #turns + unheard - read + line.last - stop
+  waiting = #turns + unheard - read + line.last - stop
 end
 for _, each in ipairs(lock.places) do
   if each.alive and each.asked_to_stop then
@@ -56,6 +48,4 @@ for _, each in ipairs(lock.places) do
   end
 end
 local rows = described(key, lock.places, math.huge) or {}
-return {
-  now, lock.fence or '', waiters, described_calls(marks, math.huge), rows, described_calls(turns, math.huge), asked, foreign,
-}
+return {now, lock.fence or '', waiting, described_calls(marks, math.huge), rows, described_calls(turns, math.huge), asked}

@@ -7,9 +7,9 @@
 --                      of a `Claim`: the call begins, unless a newer call supersedes it.
 -- @argument task_name  the task's name if the lock has another name.
 --
--- Returns  1                           the marks have ended, if there were any.
---          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before. `newer`: that call's
---                                      task id if that call supersedes this one, else an empty text.
+-- Returns  1                              the marks have ended, if there were any.
+--          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before; `newer` its task id if
+--                                         it supersedes this one, else an empty text.
 
 -- @include time
 -- @include lock
@@ -61,7 +61,6 @@ end
 if lock.ticket then
   leave_line(key, lock.ticket, '@' .. task_id)
 end
--- The call may have kept others out.
 if lock.line and (lock.ticket or is_queued or is_next) then
   local held = 0
   for _, each in ipairs(lock.places) do

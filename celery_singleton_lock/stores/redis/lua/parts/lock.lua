@@ -1,21 +1,18 @@
 -- The fields of places and holders:
---   `<place>`           token of its holder. A token that begins with ~ keeps the place in a cool-down. One that begins with
---                       * takes the whole lock: it is granted while no place is taken, and keeps all others out.
+--   `<place>`           token of its holder. ~ begins the token of a cool-down. * begins a token that takes the whole lock: it
+--                       is granted while no place is taken, and keeps all others out.
 --   `<token>`           deadline of that holder. The field is `!<token>` once the holder was asked to stop.
 --   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
 --   `<place>:`          the grant: its moment, the fence minus that moment, ttl in milliseconds, pid, attempt,
---                       publication; then words, of which unknown ones are ignored. `no-result`: nobody else can read the
---                       holder's result. `ended`: the call has ended, although its run may go on. Without `ended` the
---                       value has at most 64 bytes: a longer one doubles the memory of the hash.
+--                       publication; then words. `no-result`: nobody else can read the holder's result. `ended`: the call
+--                       has ended, although its run may go on. A value of more than 64 bytes doubles the memory of the hash.
 --   `<place>:i`         task id. `<place>:h` is the hostname.
 --   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
 --   `<place>:c`         a copy of the holder's message has come.
---   `places`            the highest place in use, if that is not 1.
---   `fence`             the greatest fence that was given.
+--   `places`            the highest place in use, if that is not 1. `fence` is the greatest fence that was given.
 local A_FEW = 8 -- holders, or calls that go before, in an answer
 local ALL = 1000000 -- more than any limit
 
--- A number or a moment as fields and answers have it.
 local function integer(number)
   return string.format('%.0f', number)
 end
@@ -34,7 +31,7 @@ local function begin_writing(key)
   call('HDEL', key, '')
 end
 
--- Never shorten the expiry.
+-- Never shortens the expiry.
 local function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
   if call('PEXPIRE', key, milliseconds, 'GT') == 0 then
@@ -52,7 +49,6 @@ local function grant_of(key, place)
   }
 end
 
--- Whether the call of a grant has ended, although its run may still hold the place.
 local function has_ended(grant)
   return string.find((grant or '') .. ' ', ' ended ', 1, true) ~= nil
 end
@@ -61,12 +57,11 @@ local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
--- The number of places that a token takes.
 local function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
--- All places in order. The token of an empty place is nil.
+-- An empty place has no token.
 local function read_places(key, highest)
   local places = {}
   for place = 1, highest do
@@ -103,7 +98,6 @@ local function let_holders_stay(key, places)
   end
 end
 
--- Delete what is kept of a token. The facts of its place stay.
 local function forget_token(key, place, token)
   call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
 end
@@ -120,7 +114,7 @@ local function add_values(rows, values)
   end
 end
 
--- A few of the holders, or at most `most`, in the order in which their leases end; nil if there are none.
+-- A few of the holders, the lease that ends first at the front; nil if there are none.
 local function described(key, places, most)
   local alive, rows = {}, {}
   for _, each in ipairs(places) do
@@ -137,9 +131,9 @@ local function described(key, places, most)
   return #alive > 0 and rows or nil
 end
 
--- Calls that hold nothing, in the form of holders. Instead of a place they have the word for their state, and instead of a
--- hostname the queue of the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how many
--- milliseconds a mark lasts after the call's due time; 1 if a turn is unheard; the moment of a turn's rank.
+-- Calls that hold nothing, in the form of holders. Instead of a place they have a word, and instead of a hostname the queue of
+-- the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how many milliseconds a mark lasts
+-- after the call's due time; 1 if a turn is unheard; the moment of a turn's rank.
 local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do
@@ -151,9 +145,8 @@ local function described_calls(calls, most)
   return rows
 end
 
--- The answer to a caller that gets no place. `successor` is the task id of the call that runs next, or an empty text. `rows`
--- are a few holders, or calls that go before. If the caller has a turn, `rank` is the moment of its rank; `near` and
--- `free_in` are those of `looked` in acquire.lua.
+-- The answer to a caller that gets no place. `successor` is a task id, or an empty text. `rows` are a few holders, or calls
+-- that go before. If the caller has a turn, `rank` is the moment of its rank; `near` and `free_in` are as in `looked`.
 local function refused(successor, rows, rank, near, free_in)
   return {'held', now, successor, rows, rank, near, free_in}
 end

@@ -1,14 +1,11 @@
 -- The marks of calls that hold nothing:
 --   `queued`    the call that is unique in the queue.
 --   `cooldown`  the call whose publishing keeps the key in a cool-down.
--- A mark is `<until> <task id>`, and has no effect after that moment. Three parts may follow, each after a '\31': the label,
--- the queue of the message, and four numbers, which are 0 if unknown. The numbers:
---   the publication of the call
---   how many milliseconds the mark lasts after the call's due time
---   the moment until which superseded calls may come
---   the publication of the first superseded call
+-- A mark is `<until> <task id>`. Three parts may follow, each after a '\31': the label, the queue of the message, and four
+-- numbers, 0 if unknown: the publication; how many milliseconds the mark lasts after the call's due time; the moment until
+-- which superseded calls may come; the publication of the first superseded call.
 local RESULT_GRACE = 5000000 -- time to store a result; a process that has not done so by then is taken for dead
-local SAMPLE = 10 -- random fields to search
+local SAMPLE = 10
 
 local function mark_of(value, word)
   local deadline, task_id = string.match(value or '', '^(%d+) ([^\31]*)')
@@ -41,15 +38,15 @@ end
 local function keep_marker(key, marker)
   local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - at
-  -- See `begin_writing`. A server that takes no writes for now must still answer the copy.
+  -- A server that takes no writes must still answer the copy.
   if type(redis.pcall('HDEL', key, '')) == 'number' then
     call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
     expire_after(key, lasts)
   end
 end
 
--- Do not overwrite a later attempt, or a later outcome of this attempt. Redis expires no single field, so search a few random
--- fields for markers that are over. Expired ones stay at about a tenth of a hash's markers.
+-- Keeps a later attempt, and a later outcome of this attempt. Redis expires no single field, so each call deletes the expired
+-- markers among a few random fields: about a tenth of a hash's markers are expired.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -1,7 +1,7 @@
--- The successor, which is the call that runs next.
+-- The successor is the call that runs next.
 --   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
--- Before `<until>` the successor is coming: its message is in the broker, and the next free place is kept for it. `<until>`
--- is 0 once its run has begun. Before `<superseding until>`, the successor supersedes older calls that were once the newest.
+-- Before `<until>` the successor is coming, and the next free place is kept for it. `<until>` is 0 once its run has begun.
+-- Before `<superseding until>`, the successor supersedes older calls that were once the newest.
 
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
@@ -48,7 +48,6 @@ end
 --   `predecessor`   the call now supersedes the older calls that the successor superseded: otherwise one that comes late
 --                   would run after newer calls.
 --   `stranger`      the call waits until the successor has run.
---   `none`          no call depends on the successor.
 local function relation(caller, successor)
   if not successor then
     return 'none'
@@ -78,7 +77,7 @@ local function newer_call(caller, queued, successor)
   return relation(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- The task id of a run that was published after the call. No call yields to a `Lock`, which has no task id.
+-- The task id of a run that was published after the call.
 local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -109,7 +108,6 @@ local function ask_oldest_to_stop(key, places, successor_id)
   end
 end
 
--- Delete a lock that has nothing but its fence and expired marks.
 local function delete_if_idle(key)
   local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
   for i = 1, 4 do
