@@ -23,26 +23,7 @@ from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import (
-    CallRevoked,
-    final_result,
-    has_result,
-    seconds_until,
-    unmark,
-    unmark_if_ended,
-    until_expired,
-    why_unreadable,
-)
-from celery_singleton_lock.runs.message import (
-    DUE_HEADER,
-    Notes,
-    Origin,
-    notes_of,
-    run_of,
-    state_of,
-    text_of,
-    with_notes,
-)
+from celery_singleton_lock.runs import endings, message
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
@@ -51,20 +32,18 @@ Send = Callable[..., Any]
 
 # Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
-# The end of that time, and what to report, for each store or server of a cluster.
+# The end of that time, and what to report, by server.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# Options of calls in a canvas, and of retries. An error here would let a canvas or the result of a retry hang, so the
-# call is sent, and fails in the worker.
+# Options of calls in a canvas, and of retries: an error here would let these hang, so they are sent, and fail later.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
-# Options of a call that override the destination given by its task and the settings.
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
 
-_of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
-_origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
+_of_a_dead_run: ContextVar[message.Notes | None] = ContextVar("of_a_dead_run", default=None)
+_origin: ContextVar[message.Origin | None] = ContextVar("origin", default=None)
 
 
 @contextmanager
@@ -76,23 +55,23 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
         variable.reset(token)
 
 
-def replacing(origin: Origin) -> AbstractContextManager[None]:
+def replacing(origin: message.Origin) -> AbstractContextManager[None]:
     """Within this context, each published call of the same key is noted as a replacement of this run."""
     return _inside(_origin, origin)
 
 
-def origin_here() -> Origin | None:
+def origin_here() -> message.Origin | None:
     """The run that the calling code replaces by a publication or, in eager mode, by an inner run."""
     origin = _origin.get()
     if origin is None:
         return None
     task = get_current_task()
-    state = state_of(task.request) if task is not None else None
+    state = message.state_of(task.request) if task is not None else None
     # In eager mode the body of a replacement runs in here, and its own calls replace nothing.
     return origin if state is None or state.origin is None else None
 
 
-def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
+def for_a_dead_run(notes: message.Notes) -> AbstractContextManager[None]:
     """Publish a call of a dead process again under the key of its *notes*: a main process runs no user code."""
     return _inside(_of_a_dead_run, notes.of_the_call())
 
@@ -106,15 +85,14 @@ def options_by_name(
 
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    """The run whose body publishes its own next attempt; None if somebody else publishes this retry."""
-    run = run_of(task.request)
+    run = message.run_of(task.request)
     is_own = run is not None and run.phase is not Phase.ASKING and str(options.get("task_id")) == run.task_id
     return run if is_own else None
 
 
 def _known_of(
     task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
-) -> tuple[Notes, str | None]:
+) -> tuple[message.Notes, str | None]:
     """The notes that the call has already, and its key, or None for a call without a key.
 
     A call keeps its key: serialising may have changed its arguments, or a deploy may have changed the code of its key.
@@ -123,15 +101,15 @@ def _known_of(
         return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None
     headers = options.get("headers")
     task_id = options.get("task_id")
-    # Without a task id the call is new, even if the body that publishes it has handed on its own headers.
-    notes = Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
+    # Without a task id the call is new, even if a body has handed on its own headers.
+    notes = message.Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = _of_a_dead_run.get()
     if options.get("retries") and not notes.published:
         # Celery loses the headers of a retry if one of them is named `headers`.
         if dead is not None:
             notes = dead
         elif task.request.id == task_id:
-            notes = notes_of(task.request).of_the_call()
+            notes = message.notes_of(task.request).of_the_call()
     if dead is not None:
         return notes, notes.key
     return notes, (notes.key or None) if notes.tries else None
@@ -140,13 +118,12 @@ def _known_of(
 def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
     try:
         return list(run.args) == list(args or ()) and dict(run.kwargs) == dict(kwargs or {})
-    except Exception:  # noqa: BLE001 (whatever an argument's `__eq__` raises; then make a key)
+    except Exception:  # noqa: BLE001 (whatever an argument's `__eq__` raises)
         return False
 
 
-def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the publisher has to make the key; most calls leave that to the worker."""
-    return bool(
+def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    return not (
         not task._leaves_its_key  # noqa: SLF001 (ours)
         or (options and (options.get("headers") or options.get("retries")))
         or not are_plain(args or ())
@@ -157,18 +134,14 @@ def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any])
 
 
 def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
-    """Publish a call, unless another call with the same key stands for it.
-
-    Returns:
-        The result of this call, or of the call that stands for it; a finished result if that cannot be read.
+    """Publish a call, unless another call with the same key stands for it; return the result of either.
 
     Raises:
         LockHeld: Another call stands for this one, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
-        Exception: Whatever publishing has raised; nothing is queued then.
     """
-    # Read the options first: this waits while another thread binds the task, and an unbound task has no request.
+    # Read the options first: this waits until another thread has bound the task, which has no request before.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
     run = _own_run(task, options) if is_retry else None
@@ -184,7 +157,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         key = ""
         problem = error
     if run is not None:
-        run.note_retry(key)
+        run.store_retry(run.retry_error, key)
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
@@ -196,7 +169,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     notes.marked = notes.marked if notes.tries else counts_as_queued
     if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.had_lease)):
         notes.newest = "queued"
-    noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
+    noted = {**options, "task_id": task_id, "headers": message.with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:
         sent = send(**noted)
         if problem and wanted.unique_in_queue:
@@ -210,10 +183,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
 
 
 def queue_by(task: Task, options: Mapping[str, Any]) -> str:
-    """The queue to which Celery is going to send a call with these options; empty if that is not known.
-
-    A function in `task_routes` is not asked, because it may answer differently when Celery asks it.
-    """
+    """The queue of a call with these options; empty if a function in `task_routes` chooses it."""
     try:
         wanted = {**task._get_exec_options(), **options}  # noqa: SLF001 (Celery merges them so)
         queue = wanted.get("queue")
@@ -230,8 +200,6 @@ def queue_by(task: Task, options: Mapping[str, Any]) -> str:
 
 
 class _WithoutTtl:
-    """A producer whose messages no broker drops."""
-
     def __init__(self, producer: Any) -> None:
         self._producer = producer
 
@@ -243,10 +211,9 @@ class _WithoutTtl:
 
 
 def _send_again(task: Task, send: Send, **options: Any) -> Any:
-    """Send a message again, without the TTL for the broker that Celery derives from `expires`.
+    """Send a message again, without the TTL that Celery derives from `expires`.
 
-    RabbitMQ drops a message in silence once that TTL is over, so its result would stay RETRY. The header `expires`
-    stays, and the next worker ends the call as REVOKED.
+    RabbitMQ drops a message in silence once its TTL is over, so the result would stay RETRY.
     """
     if options.get("expires", task.expires) is None:
         return send(**options)
@@ -254,13 +221,13 @@ def _send_again(task: Task, send: Send, **options: Any) -> Any:
         return send(**{**options, "producer": _WithoutTtl(producer)})
 
 
-def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
-    notes.task_id = text_of(task_id)
+def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None:
+    notes.task_id = message.text_of(task_id)
     # A retry with new arguments has another key.
     notes.key = key
-    # A main process waits for no store.
+    # A main process does not wait for the store.
     if key and not notes.published and task.lock_options.newest_wins and not _of_a_dead_run.get():
-        # The clocks of two publishers differ by seconds, so by them an older call could win.
+        # By the clocks of two publishers, an older call could win.
         with suppress(SingletonLockError):
             notes.published = store_of(task.app).time(key) or 0
     notes.published = notes.published or time.time_ns() // 1000
@@ -270,7 +237,7 @@ def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
-    """The call is the body of a chord, published by the last member of the header, or by `celery.chord_unlock`."""
+    """The last member of the header, or `celery.chord_unlock`, publishes the body of a chord."""
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -282,7 +249,7 @@ class _QueuedCall:
     """A call that is published only if no other call stands for it."""
 
     def __init__(
-        self, task: Any, key: str, notes: Notes, options: dict[str, Any], label: str, *, has_own_id: bool
+        self, task: Any, key: str, notes: message.Notes, options: dict[str, Any], label: str, *, has_own_id: bool
     ) -> None:
         self.task = task
         self.wanted: LockOptions = task.lock_options
@@ -298,12 +265,11 @@ class _QueuedCall:
         self.sent: PublishMode = self._mode()
 
     def _mode(self) -> PublishMode:
-        """How to mark a call that is sent in any case, because somebody waits for it; empty for every other call."""
+        """How to mark a call that is sent in any case, because somebody waits for it; else empty."""
         options = self.options
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
-        # The body of a chord always has an id, which its chord chose.
         is_waited_for = is_waited_for or (self.has_own_id and _is_body_of_chord(self.task_id))
-        if not is_waited_for or DUE_HEADER in options["headers"]:
+        if not is_waited_for or message.DUE_HEADER in options["headers"]:
             return ""
         # A retry is older than whatever is queued by now.
         return "over" if self.is_retry else "anyway"
@@ -312,15 +278,15 @@ class _QueuedCall:
         is_asking = True
         try:
             found = self._mark()
-            if found is not None and not self.sent and unmark_if_ended(self.task, self.key, found):
+            if found is not None and not self.sent and endings.unmark_if_ended(self.task, self.key, found):
                 found = self._mark()
             is_asking = False
             if found is None or self.sent:
                 return send(**self.options)
         except BaseException as error:
-            # A signal handler may raise at any moment. Errors of the store itself were handled before.
+            # Errors of the store were handled before; a signal handler may raise at any moment.
             if not (is_asking and isinstance(error, SingletonLockError)):
-                unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
+                endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
         return self._result_of(found)
 
@@ -337,10 +303,10 @@ class _QueuedCall:
                 raise
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
-            # The request may still arrive, perhaps after the call has ended. Then nothing would remove the mark. A
-            # retry keeps the cool-down that its first publishing has begun.
+            # The request may still arrive after the call has ended. Then nothing would remove the mark. A retry keeps
+            # the cool-down that its first publishing has begun.
             ends = {"ends_cooldown": not self.is_retry, "may_arrive": True, "in_background": True}
-            unmark(self.store, self.key, self.task_id, **ends)
+            endings.unmark(self.store, self.key, self.task_id, **ends)
             self._allow_unmarked(error, logging.WARNING)
         return None
 
@@ -370,7 +336,6 @@ class _QueuedCall:
         return None
 
     def _allow_unmarked(self, error: StoreError, level: int) -> None:
-        """Report *error*. With `lock_on_store_error="raise"` also raise it, unless the call is sent anyway."""
         policy = self.wanted.on_store_error
         outcome = "raised" if policy == "raise" and not self.sent else "published"
         log.write(level, "lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
@@ -380,16 +345,15 @@ class _QueuedCall:
             raise error
 
     def _result_of(self, found: Holder) -> AsyncResult:
-        """The result of the call that stands for this one, for the caller of this one."""
         task, wanted = self.task, self.wanted
         if self.has_own_id:
             self._revoke_unsent(found)
         self._report_unpublished(found)
         result: AsyncResult = task.AsyncResult(found.task_id)
         result.ignored = bool(self.options.get("ignore_result", task.ignore_result))
-        # A call that has left only a cool-down has ended, and its result may have expired.
+        # A call that has left only a cool-down has ended. Its result may have expired.
         is_over = wanted.mode == "until_executed" and found.state == "cooldown"
-        is_there = has_result(task, found) and not (is_over and final_result(task, result.id) is None)
+        is_there = endings.has_result(task, found) and not (is_over and endings.final_result(task, result.id) is None)
         if not (result.ignored or is_there):
             # Otherwise `get` would wait for ever. End like a call that is sent and skipped.
             state, value = states.SUCCESS, wanted.skip_result
@@ -398,14 +362,14 @@ class _QueuedCall:
             result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
         return result
 
-    def _revoked(self, holder_task_id: str | None, more: str = "") -> CallRevoked:
+    def _revoked(self, holder_task_id: str | None, more: str = "") -> endings.CallRevoked:
         text = f"lock key={self.key}: task_id={holder_task_id} stands for this call{more}"
-        return CallRevoked(text, self.key, holder_task_id, "unpublished")
+        return endings.CallRevoked(text, self.key, holder_task_id, "unpublished")
 
     def _revoke_unsent(self, found: Holder) -> None:
-        """Store REVOKED under the id that the caller has chosen; the error names the call that stands for this one."""
-        is_ignored = self.options.get("ignore_result") or DUE_HEADER in self.options["headers"]
-        if is_ignored or self.task_id == found.task_id or why_unreadable(self.task):
+        """Store REVOKED under the id that the caller has chosen, so that nobody waits for it."""
+        is_ignored = self.options.get("ignore_result") or message.DUE_HEADER in self.options["headers"]
+        if is_ignored or self.task_id == found.task_id or endings.why_unreadable(self.task):
             return
         try:
             self.task.backend.store_result(self.task_id, self._revoked(found.task_id), states.REVOKED)
@@ -425,7 +389,7 @@ class _QueuedCall:
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
-    """Let `revoke` of the *result* end the mark, so that the next call can be published before a worker hears of it."""
+    """Let `revoke` of the *result* end the mark: the next call may be published before a worker hears of it."""
     if not isinstance(result, AsyncResult) or isinstance(result, EagerResult):
         return result
     task_id = result.id
@@ -433,7 +397,7 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
     def revoke(*args: Any, **options: Any) -> None:
         # Use another object of the same id: this function and *result* would keep each other alive.
         task.AsyncResult(task_id).revoke(*args, **options)
-        unmark(store_of(task.app), key, text_of(task_id))
+        endings.unmark(store_of(task.app), key, message.text_of(task_id))
 
     vars(result)["revoke"] = revoke
     return result
@@ -445,11 +409,10 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """In seconds: until the mark ends; from due to `expires` (0 if `lock_queue_ttl` is shorter); until due."""
-    # Celery reads `eta` only without `countdown`.
     due = options.get("countdown") or options.get("eta")
-    due_in = max(0.0, seconds_until(task, due)) if due else 0.0
+    due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl
     expires = options.get("expires", task.expires)
-    if expires is None or (left := until_expired(task, expires)) >= longest:
+    if expires is None or (left := endings.until_expired(task, expires)) >= longest:
         return longest, 0.0, due_in
     return left, max(0.0, left - due_in), due_in

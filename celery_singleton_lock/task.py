@@ -13,40 +13,19 @@ from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.checks import check_definition, is_checked_at_start, options_of, request_class_of
+from celery_singleton_lock.definition import options as option
 from celery_singleton_lock.definition.keys import KeyMaker, start_of_keys
-from celery_singleton_lock.definition.options import (
-    NAMES,
-    Duration,
-    KeyChoice,
-    Lockable,
-    LockOptions,
-    Mode,
-    OnConflict,
-    OnLost,
-    OnStoreError,
-    wait_until_bound,
-)
 from celery_singleton_lock.definition.settings import check_call_options, check_name, store_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.publish import needs_its_key, options_by_name, origin_here, publish, queue_by, replacing
+from celery_singleton_lock.publish import leaves_its_key, options_by_name, origin_here, publish, queue_by, replacing
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
+from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, Revoked, eager_result
-from celery_singleton_lock.runs.message import (
-    HEADER,
-    Notes,
-    Origin,
-    RequestState,
-    notes_of,
-    request_of,
-    run_of,
-    state_for,
-    state_of,
-)
 from celery_singleton_lock.runs.policies import telling_joiners
 from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -75,12 +54,12 @@ else:
         __class_getitem__ = classmethod(GenericAlias)
 
 
-# The task id of the last run in this context that has returned with nothing left to do. `after_return` reads it: the
-# request is slow to find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
+# The task id of the last run in this context that has left nothing to do. `after_return` reads it, because the request
+# is slow to find.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
-class SingletonTask(Lockable, TypedTask[P, R_co]):
+class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
     The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
@@ -117,23 +96,22 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # In place of `track_started`, with which Celery stores STARTED before the run asks for its lock. A second delivery
-    # would store STARTED over the end of the first.
+    # In place of `track_started`: Celery stores STARTED first, so a second delivery would hide the end of the first.
     stores_started: bool = False
 
-    lock_mode: Mode | None
-    lock_key: KeyChoice
+    lock_mode: option.Mode | None
+    lock_key: option.KeyChoice
     lock_name: str | None
     lock_limit: int | None
-    lock_ttl: Duration | None
-    lock_on_conflict: OnConflict | None
+    lock_ttl: option.Duration | None
+    lock_on_conflict: option.OnConflict | None
     lock_skip_result: Any
-    lock_wait_timeout: Duration | None
-    lock_on_lost: OnLost | None
-    lock_on_store_error: OnStoreError | None
-    lock_min_hold: Duration | None
+    lock_wait_timeout: option.Duration | None
+    lock_on_lost: option.OnLost | None
+    lock_on_store_error: option.OnStoreError | None
+    lock_min_hold: option.Duration | None
     lock_min_hold_on_failure: bool | None
-    lock_queue_ttl: Duration | None
+    lock_queue_ttl: option.Duration | None
     lock_label: str | None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
@@ -164,7 +142,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, perhaps an option, which is used from then on."""
         check_name(self, name)
         super().__setattr__(name, value)
         self._forget(name)
@@ -174,28 +151,27 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute; if it is an option, the value of the class counts again."""
         super().__delattr__(name)
         self._forget(name)
 
     def _forget(self, name: str) -> None:
-        if name in NAMES:
+        if name in option.NAMES:
             for made in ("lock_options", "_lock_keys", "_leaves_its_key"):
                 vars(self).pop(made, None)
 
     @property
     def lock(self) -> Lease:
         """The lease under which the body runs; without one, an object whose `held` is False."""
-        run = run_of(self.request)
+        run = message.run_of(self.request)
         lease = run.lease if run is not None else current_holding()
         if lease is None or not (self._runs_under(lease) if run is None else run.phase is not UNLOCKED):
             return NULL_LEASE
         return lease.view if lease.was_granted and lease.unreleased else NULL_LEASE
 
     @cached_property
-    def lock_options(self) -> LockOptions:
+    def lock_options(self) -> option.LockOptions:
         """The options of this task, with the app's settings and the defaults filled in."""
-        wait_until_bound(self)
+        option.wait_until_bound(self)
         return options_of(self)
 
     @cached_property
@@ -204,13 +180,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """The publisher leaves the key of plain arguments to the worker, because it has nothing to ask the store."""
+        """The publisher has nothing to ask the store, so it leaves the key of plain arguments to the worker."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name no queue. Cached like Celery's routes, but `conf.update` does not refresh it."""
+        """The queue of calls that name no queue; `conf.update` does not refresh it."""
         return queue_by(self, {})
 
     @cached_property
@@ -241,7 +217,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         except (TypeError, ConfigurationError) as error:
             raise type(error)(f"task {self.name}: {error}") from error
 
-    def lock_key_in(self, notes: Notes) -> str:
+    def lock_key_in(self, notes: message.Notes) -> str:
         """The lock key that is noted on a message; empty if it was made for another prefix, or by another version."""
         return notes.key if notes.key.startswith(start_of_keys(self.lock_options.prefix)) else ""
 
@@ -286,9 +262,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if options:
             check_call_options(self.name, options)
         if self.is_lockable():
-            if needs_its_key(self, args, kwargs, options):
+            if not leaves_its_key(self, args, kwargs, options):
                 return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
-            options["headers"] = {HEADER: time.time_ns() // 1000}
+            options["headers"] = {message.HEADER: time.time_ns() // 1000}
         return super().apply_async(args, kwargs, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
@@ -299,7 +275,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; but a run that has lost its lease, or was replaced, is not retried."""
-        run = run_of(self.request)
+        run = message.run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
@@ -315,11 +291,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def replace(self, sig: Any) -> Any:
         """As Celery's, unless the run was replaced. In `until_executed` its call counts as queued until *sig* ends."""
-        run = run_of(self.request)
+        run = message.run_of(self.request)
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        origin = Origin(run.key, run.lease.fence, run.notes.first_published)
+        origin = message.Origin(run.key, run.lease.fence, run.notes.first_published)
         with telling_joiners(run), queued_until_its_workflow_ends(run), replacing(origin):
             return super().replace(sig)
 
@@ -339,7 +315,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
-        """As Celery's; the user's request class would replace ours, so join the two."""
+        """As Celery's, with the user's request class and ours joined."""
         vars(self)["Request"] = request_class_of(self)
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
@@ -367,37 +343,34 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
         """The run of this call; None for a task of Celery, a direct call, and a call inside or after its own run."""
-        request = request_of(self)
-        state = state_of(request)
         if not self.is_lockable():
             return None
+        request = message.request_of(self)
         if request.called_directly:
             caller = get_current_task()
-            # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
             if caller is None or caller.name not in TASKS_OF_ITEMS:
                 return None
-            state = RequestState(request.id)
+            state = message.RequestState(request.id)
             state.map = caller
-            # The item stays "called directly": otherwise `retry` in the body would publish the message of the map.
+            # The item stays "called directly", or `retry` in its body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
-        elif state is not None and state.run is not None:
-            self._refuse_second_call(state.run)
-            return None
-        notes = notes_of(request)
+        else:
+            state = message.state_for(request)
+            if state.run is not None:
+                self._refuse_second_call(state.run)
+                return None
+        notes = message.notes_of(request)
         # Take the publisher's key if it is there: a deploy that changes keys must not strand queued calls.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
-            state_for(request).origin = Origin(key, lease.fence, lease.claim.facts.published)
+            state.origin = message.Origin(key, lease.fence, lease.claim.facts.published)
             return None
-        run = Run(self, request, notes, key, args, kwargs)
-        if state is None:
-            state = request.singleton_state = RequestState(request.id)
-        state.run = run
+        state.run = run = Run(self, request, notes, key, args, kwargs)
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Raise if a subclass's `__call__` calls ours again after the run."""
-        # The body may call its task. A hook after the run may, too, if no subclass has a `__call__`.
+        """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
+        # The body may call its task. A hook may, too, if no subclass has a `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:
@@ -408,8 +381,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """This is a later attempt of the run with *lease*: in eager mode, it runs inside the body of that run."""
-        state = state_of(self.request)
+        """This is a later attempt of the run with *lease*, which in eager mode runs inside that run."""
+        state = message.state_of(self.request)
         if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
             return True
         origin = origin_here()

@@ -33,15 +33,9 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.message import (
-    DELIVERY,
-    HEADER,
-    Delivery,
-    is_later_attempt,
-    text_of,
-    way_of,
-)
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_of, way_of
 from celery_singleton_lock.runs.policies import POLICIES, REFUSED, delay_in_line
+from celery_singleton_lock.runs.run import is_later_attempt
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 

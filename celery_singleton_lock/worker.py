@@ -30,7 +30,8 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.endings import final_result, unmark
-from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, claim_of, hidden_in, text_of
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, text_of
+from celery_singleton_lock.runs.run import claim_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 

@@ -15,12 +15,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
-from celery_singleton_lock.runs.message import (
-    Notes,
-    has_copies,
-    is_later_attempt,
-    publish_again,
-)
+from celery_singleton_lock.runs.message import Notes, has_copies, publish_again
 from celery_singleton_lock.runs.policies import (
     CONTINUED,
     POLICIES,
@@ -32,7 +27,7 @@ from celery_singleton_lock.runs.policies import (
     end_of_joined,
     jittered,
 )
-from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
+from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run, is_later_attempt
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
@@ -54,11 +49,8 @@ _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
 def admit(run: Run) -> Phase | Ended:
     """Ask for the lock; return the phase in which the body may run, or the end of a run without its body.
 
-    The store answers these questions in one step. Is this message done? Does it have a run that lives? Does a newer
-    call supersede it? Do others go before it? Is there a free place? A policy decides on a run that is refused.
-
-    Raises:
-        LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
+    The store answers in one step. Is this message done? Does it have a run that lives? Does a newer call supersede it?
+    Do others go before it? Is there a free place? If not, a policy decides.
     """
     policy = POLICIES[run.options.on_conflict]
     notes = run.notes
@@ -67,7 +59,7 @@ def admit(run: Run) -> Phase | Ended:
     if not is_usual:
         policy = _nearest(run, policy)
     try:
-        # A silent store must not use up the time limit that the body needs.
+        # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
@@ -88,7 +80,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Do this first: a finished claim would leave a turn or a successor, even with a limit of 0.
+    # First, because a finished claim leaves a turn or a successor, even with a limit of 0.
     if notes.joins and (ended := _end_as_joined(run)) is not None:
         return ended
     _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
@@ -114,7 +106,6 @@ def _end_as_joined(run: Run) -> Ended | None:
 
 
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
-    """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
         # Some brokers do not mark a redelivery. For a copy, the store looks for the run of its message.
         run.way = "copy"
@@ -126,18 +117,16 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
 
 
 def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
-    """Do what the last answer of the store, and the policy of the run, say."""
     if isinstance(answer, Grant):
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, _refused_copy(run, answer))
-    # A skip would lose the work if the call in the way has ended. A queued call may never come, so a later attempt that
-    # skips for it would lose the work, too.
+    # A skip would lose the work if the call in the way has ended. A queued call may never come, so a skip of a later
+    # attempt would lose the work, too.
     is_early = run.is_later_attempt and answer.first.goes_before
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
-    # Only a message keeps its turn. The turn of a run that waits in its slot ends with its process.
     run.notes.rank = answer.rank if policy.takes_turns else 0
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, WaitsHere):
@@ -146,7 +135,6 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
 
 
 def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
-    """Wait in line, and return the last answer. Without a grant, the turn is given back."""
     log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
     run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
     answer = run.lease.wait(seconds)
@@ -158,7 +146,7 @@ def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
-    """The run may go before the queued call: the run is a step of its workflow, or the queued call has ended."""
+    """The run may go before the queued call: it is a step of that call's workflow, or that call has ended."""
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
@@ -171,8 +159,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
     """Begin a run of `until_executing`, and end its mark. Only another queued call can be in its way."""
-    # A copy heeds no queued call, because an earlier delivery may have begun. With `rerun` and `replace` a copy still
-    # yields to a newer call.
+    # A copy heeds no queued call, because an earlier delivery may have begun; but it yields to a newer call.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -192,7 +179,7 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder published this run by `replace()`, or has its task id: a result here would overwrite the holder's."""
+    """The holder has its task id, or published it by `replace()`: a result here would hide the holder's."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -202,46 +189,40 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
 
 
 def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
-    """Park a delivery until the other run of its message ends, or drop the delivery.
-
-    The lease of a living run refuses later deliveries. Its done marker refuses them after the run, if another delivery
-    was known or likely: see `_ending_of`. Only the other delivery stores a result.
-    """
+    """Park a delivery until the other run of its message ends, or drop it. Only the other delivery stores a result."""
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
     else:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # The result of that run is about to be stored. If its process dies before that, this delivery runs.
+        # Its result is about to be stored. If its process dies before that, this delivery runs.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
 
 def _of_newest(policy: Policy, notes: Notes) -> Policy:
-    """The policy of the task; or `rerun` for a newest call, which must run: others may have ended in its favour."""
+    """The policy of the task; `rerun` for a newest call, in whose favour others may have ended."""
     return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
 
 
 def _nearest(run: Run, policy: Policy) -> Policy:
-    """The policy of the task; if the message cannot be requeued, the nearest policy that publishes nothing."""
     policy = _of_newest(policy, run.notes)
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # Each worker gets this retry, perhaps before the run that published it ends: a skip would lose it.
+        # The run that published this retry may not have ended here, so a skip would lose the retry.
         return POLICIES["wait"]
     return policy.without_broker(run)
 
 
 def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
-    """Add to the claim of a run what depends on its policy, and on the notes of its call."""
     claim.newest = notes.newest
-    # A later attempt is no new call. A run that waits in its slot must not wait for a message that needs the slot.
+    # A run that waits in its slot must not wait for a message that needs the slot.
     claim.heeds_queued = options.unique_in_queue and not is_later_attempt and policy.waits_in != "slot"
     if policy.kind is not None and not is_later_attempt:
         claim.succeeds = policy.kind
-        # An older message may wait in its queue for this long, and would otherwise run after its successor.
+        # An older message may wait in its queue for this long. Later it would run after its successor.
         claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
@@ -255,8 +236,6 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     return claim
 
 
-# Waiting in a slot of the pool, while a time limit goes on.
-
 # The part of a time limit that a run may wait in its slot; the rest is for the body.
 _SHARE = 1 / 4
 _NO_LIMITS: tuple[float | None, float | None] = None, None
@@ -264,29 +243,24 @@ _limits_of_the_worker = _NO_LIMITS
 
 
 def remember_limits(worker: Any) -> None:
-    """Keep the worker's time limits for its pool processes, which inherit them: Celery does not pass them on."""
+    """Keep the worker's time limits, which Celery does not pass on, for the pool processes."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
     _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
 
 def _longest_wait(run: Run) -> float:
-    """Seconds for which the run may still wait in its slot; infinite if no time limit ends it there."""
-    # For an item, the time limit of its map goes on.
+    """Seconds for which the run may still wait in its slot; infinite without a time limit."""
     timed = run.task
     request = run.request
     if run.way == "item":
         timed = run.map
         request = timed.request
-    # A worker chooses its limits in this order.
     hard, soft = request.timelimit or _NO_LIMITS
     hard = hard or timed.time_limit or _limits_of_the_worker[0]
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
     if not (hard or soft) or request.is_eager:
         return float("inf")
     return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
-
-
-# How a run ends without its body.
 
 
 def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
@@ -305,10 +279,10 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # A dropped retry of a run asked to stop has no other delivery that would end its marks.
+        # The retry of a run asked to stop has no other delivery that ends its marks.
         run.unmark()
     run.was_passed_on = True
-    # `Retry` would overwrite the state of the other delivery.
+    # `Retry` would hide the state of the other delivery.
     raise Ignore(f"{outcome}: the result is that of another run of this very task")
 
 
@@ -318,14 +292,13 @@ def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
 
 
 def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
-    """Requeue the call as a task that retries, without counting a retry; see `Run.store_retry`."""
+    """Requeue the call as a task that retries, without counting a retry."""
     run.store_retry(why, run.key, may_be_over=may_be_over)
     sig = publish_again(run, delay, refused_at=run.claim.refused_at, rank=run.notes.rank, **notes)
     raise Retry(str(why), exc=why, when=delay, sig=sig)
 
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-    """Report what becomes of a refused run: in the log, in the history, by the signal, and by an event."""
     # A call that asks again every few seconds is reported once.
     is_first = outcome not in _POLLS or not (run.notes.refused_at or run.notes.joins)
     log.tell_of_conflict(logging.INFO if is_first else logging.DEBUG, run.key, run.task_id, holder, outcome)
@@ -338,7 +311,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 
 
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
-    """End a run whose question got no answer, or admit it without a lock, as `lock_on_store_error` says."""
+    """Do with a run whose question got no answer what `lock_on_store_error` says."""
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and _asking_left(run, tried) < _FIRST_DELAY:
@@ -360,7 +333,6 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run.options, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
-        # Only the store knows whether the original of a copy has ended.
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}
         _requeue(run, error, delay, may_be_over=run.way == "copy", **notes)
     raise error

@@ -22,16 +22,11 @@ from celery_singleton_lock.runs.message import has_copies, is_long_here
 from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
 from celery_singleton_lock.stores.records import Ending, marker_of
 
-# The endings of a task are few, and equal endings are one object.
 _ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body, which is interrupted if its lease is lost.
-
-    Raises:
-        Exception: The body's; or `Revoked` if the run was asked to stop, even if its body has caught the `LockLost`.
-    """
+    """Call the body; raise its error, or `Revoked` if the run was asked to stop, even if its body caught `LockLost`."""
     locks = holds.get()
     try:
         try:
@@ -61,8 +56,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    """Release each `Lock` that the body has taken and left: nobody else would."""
-    # Newest first: giving back an older hold would make a newer one count as released, and the `Lock` would stay held.
+    """Release each `Lock` that the body has taken and left."""
+    # Newest first, because giving back an older hold makes a newer one count as released.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -88,14 +83,14 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
-        # The interrupt cancelled an asyncio task for which the body waited.
+        # The interrupt cancelled the asyncio task of the body.
         raise _lost(run) from error
     finally:
         current.set(before)
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """What later deliveries learn about the end of a body; None if they should run the body again."""
+    """The end of a body, for later deliveries of its message; None if they should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
@@ -110,10 +105,8 @@ def _ending_of(run: Run, error: Exception | None) -> Ending | None:
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:
     if isinstance(error, Reject):
-        # With requeue the message is meant to be redelivered.
         return None if error.requeue else "retried"
     if isinstance(error, Ignore | Retry):
-        # For Ignore, nothing is stored, or a replacement goes on with the work.
         return "retried"
     # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
     is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
@@ -121,7 +114,7 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse an awaitable, or a generator that has not begun, as the result: its work would outlast the lease."""
+    """Refuse an awaitable, or a generator that has not begun: its work would be done without the lock."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     if isinstance(result, CoroutineType | GeneratorType):
@@ -138,7 +131,6 @@ def _lost(run: Run) -> LockLost:
 
 
 def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
-    """The reason for which the run was asked to stop, even if its body has caught the `LockLost`."""
     if run.was_replaced:
         return run.lease.lost_reason
     if isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP:
@@ -147,7 +139,7 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
 
 
 def _preempted(run: Run, reason: NotHeldReason) -> Ended:
-    """End as REVOKED. The result names the successor, or the person who has asked for the end."""
+    """End as REVOKED; the text names the successor, or the person who has broken the lock."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -173,8 +165,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
     """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
 
-    The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
-    library, the next caller looks for the result under the call's task id. The mark lasts for `lock_queue_ttl` at most.
+    `end_workflows` ends the mark. If its worker lacks this library, the next caller looks for the result of the call.
     """
     task = run.task
     options = run.options

@@ -54,8 +54,6 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Revoked(Ignore):
-    """Ends a task as REVOKED."""
-
     def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
         self.error = error
@@ -64,6 +62,7 @@ class Revoked(Ignore):
 def store_revoked(task: Task, error: CallRevoked) -> None:
     """Store REVOKED for the present request, and for what is behind it in a chain."""
     request = task.request
+    end_workflows(task.app, request.id, vars(request))
     is_kept = task.store_eager_result if request.is_eager else True
     if is_kept and not (task.ignore_result or request.ignore_result):
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
@@ -82,7 +81,7 @@ def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> Eage
 
 
 def _end_later_steps(task: Task, error: CallRevoked) -> None:
-    """End the rest of the chain. Celery leaves out groups, and the whole rest if this result is ignored."""
+    """End the rest of the chain; Celery leaves out groups, and all if this result is ignored."""
     for signature, is_member in tasks_in(task.request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
@@ -106,17 +105,15 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
             yield signature, is_member
 
 
-# The results of other runs.
-
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 """The tasks that call the items of `map`, `starmap` and `chunks`, and have one result for all items."""
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """The result backend has, or will have, the result of the holder's run, and every process can read it."""
+    """The result of the holder's run is stored, or will be, where every process can read it."""
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
-    # The task of a turn is unknown: the turn may be an item's, which has no result of its own.
+    # A turn may be an item's.
     has_turn = holder.state is HolderState.WAITING
     # The result of a call that has ended may be deleted already.
     if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:
@@ -134,14 +131,10 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, if it has ended and its result can be read.
-
-    An earlier call may have had this task id, so an end from before *since*, in microseconds, does not count.
-    """
+    """The stored end of the call, if it can be read; one from before *since*, in microseconds, is an earlier call's."""
     if why_unreadable(task):
         return None
     try:
-        # A cache would have the end of the earlier call.
         kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
         is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
     except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)
@@ -150,14 +143,11 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
 
 
 def _moment_of(kept: Mapping[str, Any]) -> int:
-    """When the result was stored, by a worker's clock, in microseconds since the epoch; 0 without a date."""
     date = kept.get("date_done")
     date = datetime.fromisoformat(date) if isinstance(date, str) else date
-    # Some backends give the date without its zone, which is UTC.
+    # Some backends give UTC without a zone.
     return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
-
-# The marks that a call has left in the store. They end with its message, or with the workflow that replaces it.
 
 # Seconds for which to try to end a mark.
 _PATIENCE = 60.0
@@ -166,7 +156,7 @@ A_MOMENT = 0.001
 
 
 def seconds_until(task: Task, moment: Any) -> float:
-    """Seconds from now until *moment*, in any form that `apply_async` takes or a message has."""
+    """Seconds until *moment*, in any form that `apply_async` takes or a message has."""
     if isinstance(moment, int | float):
         return float(moment)
     until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)
@@ -174,7 +164,7 @@ def seconds_until(task: Task, moment: Any) -> float:
 
 
 def until_expired(task: Task, expires: Any) -> float:
-    """Seconds from now in which the call may still begin; at least a moment, and infinite without `expires`."""
+    """Seconds in which the call may still begin; at least a moment, and infinite without `expires`."""
     return float("inf") if expires is None else max(A_MOMENT, seconds_until(task, expires))
 
 
@@ -207,34 +197,27 @@ def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:
     return has_ended
 
 
-# Workflows.
-
 WORKFLOWS = "singleton_workflows"
 """The header of each step of a workflow: lock key and task id of each call that the workflow replaces."""
 
 
 def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
-    """Lock key and task id of each call whose workflow has this message as a step."""
     written = message.get(WORKFLOWS)
     pairs = written if isinstance(written, list) else []
-    # A header of this name that somebody else has written is not read.
+    # Somebody else may have written this header.
     return [each for each in pairs if isinstance(each, list) and list(map(type, each)) == [str, str]]
 
 
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
-    """End the marks of the workflows that end with this step, just before the step's end is stored.
+    """End the marks of the workflows that end with this step, and before the step's end is stored.
 
-    If a mark ended later, a caller could get the result, forget it, and publish the next call. That call would be
-    refused, and wait for the forgotten result. `call_ended` allows the next call even if the replaced
-    run still holds the key, in a `finally` for example.
-
-    The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
+    If a mark ended later, a caller could get the result, forget it, and publish the next call, which would be refused
+    and wait for the forgotten result. The `chain` behind the step ends as well if the step *has_failed*.
     """
     if not (workflows := workflows_of(message)):
         return
-    # No task runs in a main process.
     is_main = get_current_task() is None
-    # The step's end must be stored in any case. The next call finds it, and ends the mark.
+    # The step's end must be stored in any case; the next call finds it.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -261,7 +244,6 @@ def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool 
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")
-        # Cheap, because plain tasks call this, too.
         if hasattr(request, WORKFLOWS):
             end_workflows(backend.app, task_id, vars(request), has_failed=has_failed)
         return store(backend, task_id, *args, **kwargs)
@@ -270,7 +252,7 @@ def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool 
 
 
 def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Backend.chord_error_from_stack`: the body of a failed chord never begins, so end its workflows."""
+    """Wrap `Backend.chord_error_from_stack`: the body of a failed chord never begins."""
 
     def failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
         for body, _ in tasks_in(callback):
@@ -282,7 +264,7 @@ def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
     return failed
 
 
-# Celery calls one of the last four for each task that ends, even if it keeps no result. No backend overrides them.
+# Celery calls one of the last four for each task that ends, even without a result. No backend overrides them.
 _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Task, "on_replace", _step_by_step),
     (Backend, "mark_as_done", partial(_ending_first, position=1, has_failed=False)),
@@ -300,7 +282,7 @@ def look_after_workflows() -> None:
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
-    """End the marks of a call whose message was thrown away unread; raises any error that foreign headers can cause."""
+    """End the marks of a call whose message was thrown away; raises whatever foreign headers cause."""
     end_workflows(app, headers["id"], headers)
     notes = Notes.of(headers, headers["id"])
     if notes.key and notes.left_something:
@@ -308,7 +290,7 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
 
 
 def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
-    """End the marks of the present request, which has ended before it asked for its lock."""
+    """End the marks of a request that has ended before it asked for its lock."""
     request = task.request
     is_requeued = isinstance(retval, Reject) and retval.requeue and task.acks_late
     if state == states.RETRY or is_requeued:

@@ -1,15 +1,15 @@
 """The message of a run: our notes on it, how it has come, our state on its request, and its way back to the broker.
 
-A header is read from the top level of the message. Celery makes each header an attribute of the request. A header
-named `headers`, as Sentry and Datadog write it, replaces the others in `request.headers`.
-Only this file keeps our state on a request.
+Celery makes each header an attribute of the request. A header named `headers`, as Sentry and Datadog write it, replaces
+the others in `request.headers`.
 """
 
 import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from celery_singleton_lock.definition.options import LockOptions, broker_delays
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts, Newest
+from celery_singleton_lock.stores.records import Newest
 
 if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run
@@ -40,7 +40,7 @@ DELIVERY = "singleton_delivery"
 
 
 def text_of(task_id: Any) -> str:
-    """*task_id* as plain text: Celery also takes a `uuid.UUID` or a subclass of `str`."""
+    """*task_id* as plain text: Celery also takes a `uuid.UUID`, or a subclass of `str`."""
     return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
@@ -77,7 +77,6 @@ class Notes:
     marked: bool = False  # the call was published as queued, even if its task has another mode by now
     rank: int = 0  # the position of the call's turn in the line: a moment by the store's clock
     waits_as_next: bool = False  # the call is next, by `rerun` or `replace`, and waits until it can run
-    later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
     @property
     def first_published(self) -> int:
@@ -91,14 +90,9 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes in the headers of a message, if they are about the call with this id.
+        """The notes in the headers, if they are about the call with this id; a `ConfigurationError` if not written so.
 
-        Arguments:
-            headers: Of the message.
-            task_id: Of the call. None: any call. Empty: a new call, for which no notes can have been written yet.
-
-        Raises:
-            ConfigurationError: The header is there, but not as we write it.
+        The id is None for any call, and empty for a new call, which has no notes yet.
         """
         # Most notes have only a few fields; the others keep the default of the class.
         notes = cls.__new__(cls)
@@ -110,14 +104,13 @@ class Notes:
         if written is None:
             return notes
         if type(written) is not dict or list(map(type, written.values())) != list(map(_TYPES.get, written)):
-            written = _known_in(written)
+            written = _checked(written)
         vars(notes).update(written)
         is_of_another = task_id is not None and notes.task_id and notes.task_id != task_id
         return cls() if is_of_another and notes.task_id != str(task_id) else notes
 
     def header(self) -> dict[str, Any]:
-        written = {name: value for name, value in vars(self).items() if value}
-        return {**dict(written.pop("later")), **written} if "later" in written else written
+        return {name: value for name, value in vars(self).items() if value or name not in _TYPES}
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
         """Add a missing time of publication: *now* is the store's clock, which may give none."""
@@ -128,44 +121,30 @@ class Notes:
 
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
-        kept = Notes(self.key, self.published, origin=self.origin, task_id=self.task_id)
-        kept.later = self.later
+        kept = Notes.__new__(Notes)
+        # A note that is unknown here is a later version's.
+        known = vars(self).items()
+        vars(kept).update((name, value) for name, value in known if name in _OF_THE_CALL or name not in _TYPES)
         return kept
 
 
-_TYPES = {field.name: type(field.default) for field in fields(Notes) if field.name != "later"} | {"origin": Origin}
+_OF_THE_CALL = ("key", "published", "origin", "task_id")
+_TYPES = {field.name: type(field.default) for field in fields(Notes)} | {"origin": Origin}
 _TYPES_IN_ORIGIN = [str, int, int]
 
 
-def _known_in(written: Any) -> dict[str, Any]:
-    """The notes that this version knows, and beside them those of a later version, which stay on the message.
-
-    Raises:
-        ConfigurationError: No version writes such notes.
-    """
-    if isinstance(written, Mapping) and all(isinstance(name, str) for name in written):
-        known = {name: value for name, value in written.items() if name in _TYPES}
+def _checked(written: Any) -> dict[str, Any]:
+    """The notes of a message, if a version writes such notes; those of a later version stay on the message."""
+    if isinstance(written, Mapping):
+        notes = dict(written)
         # A message brings a tuple as a list.
-        if type(origin := known.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
-            known["origin"] = Origin(*origin)
-        if all(type(value) is _TYPES[name] for name, value in known.items()):
-            later = tuple((name, value) for name, value in written.items() if name not in _TYPES)
-            return {**known, "later": later}
-    advice = "give a header of your own another name"
-    raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
-
-
-def claim_of(
-    options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int, host: str = "", pid: int = 0
-) -> Claim:
-    """The claim of a message's run. A main process can make it, too; `admit` adds what the policy needs."""
-    # Without its attempt, a retry would be taken for a copy of the run before it.
-    facts = Facts(task_id, options.holder_name, host, pid, attempt, notes.first_published)
-    claim = Claim(key, token, options.ttl, options.limit, facts)
-    # A task id may be used again, so the publication tells its messages apart.
-    claim.message = 0 if notes.is_bare else notes.published
-    claim.refused_at = notes.refused_at
-    return claim
+        if type(origin := notes.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
+            notes["origin"] = Origin(*origin)
+        # An unknown note must not hide a method.
+        known = {name: value for name, value in notes.items() if name in _TYPES or hasattr(Notes, str(name))}
+        if all(type(value) is _TYPES.get(name) for name, value in known.items()):
+            return notes
+    raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; give a header of your own another name")
 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
@@ -175,13 +154,11 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
     return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
 
 
-# How a message has come.
-
-# The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
+# The part of the visibility timeout in which surely nobody else gets the message.
 _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# Names in a message that are Celery's or ours, and that a `Context` lacks.
+# Names of Celery's or ours that a `Context` lacks.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
@@ -206,7 +183,7 @@ class Delivery:
 
 
 class RequestState:
-    """Our state on a request, for one task id. Only the type tells this state from a header named `singleton_state`."""
+    """Our state on a request. Only the type tells this state from a header named `singleton_state`."""
 
     run: "Run | None" = None
     # The map, starmap or chunks of an item.
@@ -233,27 +210,25 @@ def request_of(task: Any) -> Context:
 
 
 def state_of(request: Context) -> RequestState | None:
-    """Our state on the request, if there is one."""
     state = getattr(request, _STATE, None)
     return state if type(state) is RequestState and state.request_id == request.id else None
 
 
 def state_for(request: Context) -> RequestState:
     """Our state on the request, which is made if it is missing."""
-    state = state_of(request)
-    if state is None:
-        state = vars(request)[_STATE] = RequestState(request.id)
+    known: Any = vars(request)
+    state = known.get(_STATE)
+    if type(state) is not RequestState or state.request_id != request.id:
+        state = known[_STATE] = RequestState(request.id)
     return state
 
 
 def run_of(request: Context) -> "Run | None":
-    """The run of the request, if it has one."""
     state = state_of(request)
     return state.run if state is not None else None
 
 
 def notes_of(request: Context) -> Notes:
-    """Our notes on the message of the request; raises as `Notes.of`."""
     known: Any = vars(request)
     if HEADER not in known and delivery_of(request).hidden is None:
         # In eager mode nothing was sent, so the headers are only in `request.headers`.
@@ -262,7 +237,7 @@ def notes_of(request: Context) -> Notes:
 
 
 def headers_of(request: Context) -> dict[str, Any]:
-    """The headers that the caller, and receivers of `before_task_publish`, have given to the message."""
+    """The headers that the caller, and receivers of `before_task_publish`, have given."""
     hidden = delivery_of(request).hidden
     if hidden is not None:
         return dict(hidden)
@@ -278,10 +253,9 @@ def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def delivery_of(request: Context) -> Delivery:
-    """The data from the main process; empty if no worker has sent the run to its pool."""
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
-        # A worker sends a tuple. Anything else is a foreign header.
+        # Anything but a tuple is a foreign header.
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
@@ -290,18 +264,7 @@ def delivery_of(request: Context) -> Delivery:
     return delivery
 
 
-def is_later_attempt(request: Context, notes: Notes) -> bool:
-    """The call was published by `retry()` or `replace()`, in a body that may not have ended yet."""
-    return bool(
-        request.retries
-        # Later steps of a chain have `replaced_task_nesting`, too. Only the replacement has its own id as `parent_id`.
-        or (request.replaced_task_nesting and request.parent_id in (None, request.id))
-        or (notes.origin and notes.origin.had_lease)
-    )
-
-
 def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:
-    """How the message of a run has come; equal ids alone do not make a copy."""
     if request.called_directly:
         return "item"
     if request.is_eager:
@@ -315,33 +278,26 @@ def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Wa
 
 
 def _is_fanout(task: Task, exchange: str) -> bool:
-    """The exchange sends the message to each queue, so siblings have the same task id, and none is a copy."""
     queues = task.app.amqp.queues.values()
     return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
 
 
 def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
-    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere."""
+    """The message was delivered before, or may have been delivered elsewhere by now."""
     was_delivered_before = notes.is_copy or (request.delivery_info or {}).get("redelivered")
     return bool(was_delivered_before or is_long_here(delivery, options))
 
 
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """The message is here for so long that the broker may have delivered it elsewhere.
-
-    With *late*, the time until the broker hears that the body has ended counts, too.
-    """
+    """The broker may have delivered the message elsewhere; if *late*, before it hears that the body has ended."""
     timeout = options.visibility_timeout
     age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)
 
 
-# The one way back to the broker: a call that cannot run now is requeued as it came.
-
-
 @cache
 def stores_retry_once(kind: Any) -> Callable[..., Any]:
-    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no RETRY for a run that has stored it."""
+    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no second RETRY for a run."""
     mark_as_retry: Callable[..., Any] = kind.mark_as_retry
 
     def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -363,32 +319,27 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
     """Publish the run's message as it came, to come again after *delay* seconds, with some of its *notes* changed.
 
-    The published message continues the call, under the same key.
-
     Raises:
         Reject: The message cannot be published, and the broker delivers it again.
         Exception: The message cannot be published, and was acknowledged.
     """
     task = run.task
     request = run.request
-    dated = run.notes.dated(partial(run.store.time, run.key))
-    noted = {
-        "key": run.key,
-        "task_id": run.task_id,
-        "tries": dated.tries + 1,
-        "newest": "next" if dated.newest else "",
-        "is_copy": run.way == "copy",
-        "unanswered": 0,
-        "rank": 0,
-        "waits_as_next": False,
-        **notes,
-    }
+    noted = copy(run.notes.dated(partial(run.store.time, run.key)))
+    noted.key = run.key
+    noted.task_id = run.task_id
+    noted.tries += 1
+    noted.newest = "next" if noted.newest else ""
+    noted.is_copy = run.way == "copy"
+    noted.unanswered = noted.rank = 0
+    noted.waits_as_next = False
+    vars(noted).update(notes)
     again = task.signature_from_request(
         request,
         retries=request.retries,
         # RabbitMQ delays by whole seconds.
         countdown=max(1, round(delay)) if broker_delays(task.app) else delay,
-        headers=with_notes(headers_of(request), replace(dated, **noted)),
+        headers=with_notes(headers_of(request), noted),
         retry=True,
         **_as_it_came(run),
     )
@@ -412,7 +363,7 @@ def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
 
 
 def _as_it_came(run: "Run") -> dict[str, Any]:
-    """The options of the message that neither Celery nor the task would choose again."""
+    """The options that neither Celery nor the task would choose again."""
     request = run.request
     serializer = registry.type_to_name.get(run.delivery.content_type)
     # Celery 5.4 forgets `ignore_result`.

@@ -23,8 +23,6 @@ _FOR_EVER = float("inf")
 
 
 class Refused(NamedTuple):
-    """The end of a run that does not get its lock."""
-
     outcome: ConflictOutcome
     holder: Holder  # in its way
     words: str = ""  # why the run is skipped, for its result
@@ -33,7 +31,7 @@ class Refused(NamedTuple):
 
 
 class WaitsHere(NamedTuple):
-    """The run waits in its slot, as its time limit allows, for so many seconds. Then its policy is asked again."""
+    """The run waits in its slot for so many seconds at most. Then its policy is asked again."""
 
     seconds: float
 
@@ -43,11 +41,11 @@ class Policy:
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
     on_conflict: Callable[[Run, Conflict], Refused | WaitsHere]
-    # None: its runs do not wait. A run must not wait in a slot for a message that needs the slot.
+    # None: its runs do not wait.
     waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
-    # Its messages keep their turns in the line while they are in the broker.
+    # Its messages keep their turns in the line.
     takes_turns: bool = False
 
     def without_broker(self, run: Run) -> "Policy":
@@ -55,12 +53,12 @@ class Policy:
         return POLICIES["raise" if run.request.is_eager else "wait"] if self.waits_in == "broker" else self
 
     def for_later_attempt(self) -> "Policy":
-        """The nearest policy that loses no work if the call in the way has ended, or may never come."""
+        """The nearest policy that loses no work if the call in the way does not do it."""
         return self if self.waits_in else POLICIES["reschedule"]
 
 
 def _skip(_: Run, conflict: Conflict) -> Refused:
-    # A result is read much later, so leave out how long the lease lasts.
+    # A result is read much later, so leave out the time left.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
@@ -73,21 +71,18 @@ def _reschedule(run: Run, conflict: Conflict) -> Refused:
 
 
 def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
-    """Let a run wait once. Then give up, or requeue it to wait again: each delivery has its full time limit."""
-    # A run does not wait for a lock that the calling code has.
+    """Let a run wait once; then requeue it, because each delivery has its full time limit."""
+    # A lock that the calling code has would never become free.
     has_lock = held_here(run.key) is not None or has_locked(run.key)
     if not (run.claim.waits_here or has_lock):
-        # A worker ends a requeued message that has expired.
         expires_in = until_expired(run.task, run.request.expires)
         return WaitsHere(min(_waiting_left(run, conflict), expires_in))
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 
 def _run_next(run: Run, conflict: Conflict) -> Refused:
-    """Requeue the run; or skip it if another call superseded it, and name that call."""
     successor = conflict.successor
     if successor is None or successor == run.task_id:
-        # A retry never asked to be next, so it supersedes no call.
         return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
     coming = replace(conflict.first, state=HolderState.NEXT, task_id=successor, token="", fence=0)
     holder = next((one for one in conflict.holders if one.task_id == successor), coming)
@@ -96,9 +91,8 @@ def _run_next(run: Run, conflict: Conflict) -> Refused:
 
 def _join(run: Run, conflict: Conflict) -> Refused:
     holder = conflict.first
-    return _joined(
-        run, holder, **(_joining(run, holder, conflict.at) if has_result(run.task, holder) else {"joins": ""})
-    )
+    notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else {"joins": ""}
+    return _joined(run, holder, **notes)
 
 
 POLICIES: dict[OnConflict, Policy] = {
@@ -125,16 +119,13 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
-    """Seconds that are left of `lock_wait_timeout`, by the store's clock, since the first refusal."""
+    """Seconds that are left of `lock_wait_timeout` since the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return _FOR_EVER if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
 
-# When a requeued call asks again.
-
-
 class Backoff(NamedTuple):
-    """Seconds until a call asks again: twice as long each time, at most *longest* and a third of the ttl."""
+    """Seconds until a requeued call asks again: twice as long each time, at most *longest* and a third of the ttl."""
 
     first: float
     longest: float
@@ -143,19 +134,16 @@ class Backoff(NamedTuple):
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# The next free place is for this call, or another delivery of its message runs.
+# The next place is for this call, or another delivery of its message runs.
 SOON = Backoff(0.25, 2.0)
 # The call looks for the result of another run, whose end is not near.
 JOINED = Backoff(1.0, 1.0, is_patient=True)
-# `retry()` and `replace()` publish before their body has ended, usually by milliseconds.
+# `retry()` and `replace()` publish milliseconds before their body ends.
 CONTINUED = Backoff(0.05, 2.0)
-
-# Refusals after which a patient call asks more rarely.
 _A_FEW = 8
 
 
 def delay_of(run: Run, backoff: Backoff, expires_in: float = _FOR_EVER) -> float:
-    """Seconds until the run asks again, hardly more than *expires_in*, after which its key may be free."""
     tries = run.notes.tries
     longest = backoff.longest
     if backoff.is_patient:
@@ -165,27 +153,24 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = _FOR_EVER) -> float
 
 
 def delay_in_line(task: Task, expires: Any, left: float) -> float:
-    """Seconds until a message asks again if its turn is not woken before; at most the *left* seconds of its wait."""
-    # A worker discards an expired message only when its countdown ends.
+    """Seconds until a message whose turn is not woken asks again; at most the *left* seconds of its wait."""
+    # A worker discards an expired message only once its countdown ends.
     return min(jittered(task.lock_options, _FOR_EVER), left, until_expired(task, expires))
 
 
 def jittered(options: LockOptions, delay: float) -> float:
     """A random time between half of *delay* and *delay*, and at most a quarter of the visibility timeout."""
-    # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
+    # The message stays unacknowledged, so near the visibility timeout it would be delivered twice.
     delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
 
 
-# Ending with the result of another run.
-
-# Seconds from the release of a lease until its result is stored. If none is there by then, the holder has died, or
-# keeps no results.
+# Seconds from the release of a lease until its result is stored. After that, the holder has died or keeps no results.
 _RESULT_GRACE = 1.5
 
 
 def end_of_joined(run: Run) -> Ended | Refused | None:
-    """The decision about a run that has joined another; None if the joined run is dead, so the run asks."""
+    """The decision about a run that has joined another; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
     (state,) = run.store.survey([run.key])
@@ -202,11 +187,10 @@ def end_of_joined(run: Run) -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. An
-    # older fence is that of an earlier run with this task id. The wait is bounded, because a message may be lost.
+    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. The
+    # wait is bounded, because a message may be lost.
     goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
-    # By the clock of the store, because the call may come to another host each time.
     free_since = notes.free_since or state.at
     is_patient = state.at - free_since < patience * 1_000_000
     return _joined(run, Holder.former(run.key, joins), free_since=free_since) if is_patient else None
@@ -214,10 +198,9 @@ def end_of_joined(run: Run) -> Ended | Refused | None:
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If no result is stored under this id yet, the next result is the holder's. Otherwise the holder's result is the
-    # one stored after the holder's publication.
+    # A result that is there already is of an earlier run with this id. Only one from after the publication counts.
     since = holder.published if final_result(run.task, joins) else 0
-    # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
+    # A run that has not begun has no fence yet. Its fence will be greater than this time of the store.
     fence = at if holder.goes_before else holder.fence
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
@@ -226,16 +209,13 @@ def _joined(run: Run, holder: Holder, **notes: Any) -> Refused:
     return Refused("joined", holder, delay=delay_of(run, JOINED), notes=notes)
 
 
-# Telling the calls that have joined a run.
-
-
 @contextmanager
 def telling_joiners(run: Run) -> Iterator[None]:
-    """Tell the calls that have joined the run to wait for the attempt published inside; the run has its lease still."""
+    """Tell the calls that have joined the run to wait for the attempt published inside."""
     try:
         yield
     except (Ignore, Retry):
-        # The message was published: `replace()` and `retry()` end by raising these.
+        # `replace()` and `retry()` raise these once they have published.
         _tell_joiners(run)
         raise
     _tell_joiners(run)
@@ -245,10 +225,9 @@ def _tell_joiners(run: Run) -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
         try:
-            # The state is STARTED, which a later run of the call may overwrite with its own fence.
+            # A later run of the call may overwrite STARTED with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            # Without this word the joiners ask for the lock too early.
             log.write(logging.WARNING, "lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
 
@@ -263,7 +242,6 @@ def _may_be_joined(task: Task) -> bool:
 
 def _fence_told(task: Task, task_id: str) -> int:
     """The fence of the last run of this call that told its joiners to wait for a later attempt; 0 if none did."""
-    # A later run writes it again, so do not read it from a cache.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 

@@ -11,8 +11,7 @@ A run goes through these phases, and only forward:
     UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-A run is ENDED while its done marker does not say yet that the result is stored. A run whose release got no answer is
-ENDED, too, if it may have left a marker.
+A run is ENDED while its done marker does not say yet that the result is stored.
 """
 
 import logging
@@ -42,33 +41,14 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import (
-    CallRevoked,
-    Reason,
-    Revoked,
-    end_workflows,
-    store_revoked,
-    unmark,
-)
-from celery_singleton_lock.runs.message import (
-    DELIVERY,
-    Notes,
-    claim_of,
-    delivery_of,
-    is_later_attempt,
-    state_of,
-    stores_retry_once,
-    text_of,
-    way_of,
-)
+from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_revoked, unmark
+from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 
 
 class Phase(IntEnum):
-    """How far a run is; it only goes forward."""
-
     ASKING = 0  # the run has no lock yet
     RUNNING = 1  # the body runs under a lease
     UNLOCKED = 2  # the body runs without a lease
@@ -78,7 +58,6 @@ class Phase(IntEnum):
 
 # Module globals: `Phase.ASKING` costs a function call before Python 3.12.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
-# Indexed by phase.
 _LEADS_TO = (
     (RUNNING, UNLOCKED, OVER),
     (ENDED, OVER),
@@ -88,8 +67,31 @@ _LEADS_TO = (
 )
 
 
+def claim_of(
+    options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int, host: str = "", pid: int = 0
+) -> Claim:
+    """The claim of a message's run, also in a main process; `admit` adds what the policy needs."""
+    # Without its attempt, a retry would be taken for a copy of the run before it.
+    facts = Facts(task_id, options.holder_name, host, pid, attempt, notes.first_published)
+    claim = Claim(key, token, options.ttl, options.limit, facts)
+    # A task id may be used again, so the publication tells its messages apart.
+    claim.message = 0 if notes.is_bare else notes.published
+    claim.refused_at = notes.refused_at
+    return claim
+
+
+def is_later_attempt(request: Context, notes: Notes) -> bool:
+    """The call was published by `retry()` or `replace()` in a body, which may not have ended yet."""
+    return bool(
+        request.retries
+        # Later steps of a chain have `replaced_task_nesting`, too. Only the replacement has its own id as `parent_id`.
+        or (request.replaced_task_nesting and request.parent_id in (None, request.id))
+        or (notes.origin and notes.origin.had_lease)
+    )
+
+
 class Ended(NamedTuple):
-    """The result or error of a run that has ended without its body."""
+    """The result or error of a run without its body."""
 
     result: Any = None
     error: BaseException | None = None
@@ -121,7 +123,6 @@ class Run:
         self.delivery = delivery_of(request)
         self._made_at = clock()
         self.way = way_of(task, request, notes, self.delivery)
-        # The run has a message of its own, which can go back to the broker.
         self.can_be_requeued = self.way in ("first", "copy")
         self.is_later_attempt = is_later_attempt(request, notes)
         self.interrupt = Interrupt()
@@ -135,7 +136,6 @@ class Run:
         self.lease = Holding(self.store, self.claim, on_lost, deadman, task)
 
     def go_to(self, phase: Phase) -> None:
-        """Go forward to another phase; a `RuntimeError` if the present one does not lead there."""
         if phase not in _LEADS_TO[self.phase]:
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
@@ -161,49 +161,38 @@ class Run:
         if options.label is not None:
             facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
         facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
-        if self.way == "item" and (item := state_of(request)) is not None:
-            self.map = item.map
+        if self.way == "item":
+            self.map = request.singleton_state.map
             facts.task_id = text_of(self.map.request.id)
             facts.task_name = self.map.name
         if options.min_hold and not options.unique_in_queue:
-            # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
+            # In a queue mode `lock_min_hold` counts from the publication.
             claim.min_hold = options.min_hold
         claim.may_be_copy = self.way == "copy" or (self.is_later_attempt and self.way != "broadcast")
         return claim
 
     @property
     def was_replaced(self) -> bool:
-        """A successor, or a person, has asked the run to stop."""
         return self.interrupt.delivered and self.lease.lost_reason in REASONS_TO_STOP
 
     @property
     def age(self) -> float:
         return clock() - self._made_at
 
-    # The next attempt.
+    def store_retry(self, why: BaseException | None, key: str, *, may_be_over: bool = False) -> None:
+        """Store RETRY before the message leaves: Celery would store it later, perhaps over the end of the next attempt.
 
-    def note_retry(self, key: str) -> None:
-        """Store RETRY before the body publishes its next attempt with this key."""
-        error = self.retry_error
-        traceback = "".join(format_exception(error)) if error is not None else None
-        self.store_retry(error, key, traceback)
-
-    def store_retry(
-        self, why: BaseException | None, key: str, traceback: str | None = None, *, may_be_over: bool = False
-    ) -> None:
-        """Store RETRY before the message leaves. Celery stores it later, perhaps over the end of the next attempt.
-
-        With *may_be_over* store nothing: RETRY would hide the end of another delivery.
+        If *may_be_over*, another delivery may have stored its end, so store nothing.
         """
         mark_as_retry = stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
+            traceback = "".join(format_exception(why)) if why is not None and why is self.retry_error else None
             self._store(partial(mark_as_retry, self.task.backend, self.request.id, why, traceback))
         self.stored_retry = key
 
     def _store_started(self) -> None:
-        """Store STARTED, as `task_track_started` wants it."""
         if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
@@ -215,7 +204,6 @@ class Run:
         return bool(self.task.ignore_result or self.request.ignore_result)
 
     def _store(self, store: Callable[..., Any], raises: tuple[type[Exception], ...] = ()) -> None:
-        """Store a state that is not final."""
         try:
             store(request=self.request)
         except raises:
@@ -223,36 +211,23 @@ class Run:
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
-    # An end without the body.
-
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """End as REVOKED, which `store_revoked` stores. An item, or a member of a chord, returns None instead.
-
-        The body of a chord waits for the result of every member.
-        """
-        # An item has no state of its own to store; its map takes its result.
+        """End as REVOKED. An item returns None to its map, and a member of a chord to the body, which waits for it."""
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
-        """Store the end as REVOKED, once the run holds nothing.
-
-        A caller may get that end, forget it, and publish the next call at once. If this run still held the key, the
-        next call would not be sent, and its caller would wait for the forgotten result.
-        """
-        end_workflows(self.task.app, self.task_id, vars(self.request))
+        """Store the end as REVOKED, once the run holds nothing: a caller may publish the next call at once."""
         store_revoked(self.task, error)
-        # Celery sends no event for a run that stores its own end, so for a monitor the run would go on for ever.
+        # Celery sends none for a run that stores its own end. For a monitor, the run would go on for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
 
     def send_event(self, event: str, **facts: Any) -> None:
-        """Send an event, if the worker of this run sends events."""
         if not self.delivery.sends_events:
             return
         try:
             self.task.send_event(event, **facts)
         except OperationalError as error:
-            # A broker that is away costs the event, and nothing else.
             log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
@@ -261,7 +236,6 @@ class Run:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Make an item the current task; `__exit__` gives the lease back."""
         if self.way == "item":
             # If its map stayed the current task, other tasks that the body calls directly would count as items.
             _task_stack.push(self.task)
@@ -272,7 +246,10 @@ class Run:
             self.task.request_stack.pop()
             _task_stack.pop()
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
-            self._end_cooldown()
+            self.claim.min_hold = 0.0
+            # In a queue mode, the cool-down is a mark.
+            if self.options.unique_in_queue:
+                unmark(self.store, self.key, self.task_id)
         self.give_back()
         self.go_to(OVER if self.lease.ending is None else ENDED)
 
@@ -284,28 +261,21 @@ class Run:
             return isinstance(error, Revoked)
         return error is not None or self.lease.lost_reason is not None
 
-    def _end_cooldown(self) -> None:
-        """End the cool-down, so that the next call can come. In a queue mode, the cool-down is a mark."""
-        self.claim.min_hold = 0.0
-        if self.options.unique_in_queue:
-            unmark(self.store, self.key, self.task_id)
-
     def give_back(self) -> None:
-        """Give back what the run still holds."""
         if self.lease.unreleased:
             self.lease.give_back()
         if not (self.lease.fence or self.was_passed_on):
             self.unmark()
 
     def finish(self) -> None:
-        """Leave nothing behind, now that the result is stored."""
+        """Leave nothing behind once the result is stored."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored()
             self.go_to(OVER)
 
     def _mark_stored(self) -> None:
-        """Write into the marker, if any, that the result is stored; in the background if the store is silent."""
+        """Write into the marker that the result is stored; in the background if the store is silent."""
         ending = self.lease.ending
         if ending is None or ending.outcome != "ended":
             return
@@ -322,7 +292,7 @@ class Run:
         background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 
     def unmark(self) -> None:
-        """End the marks of the call, because its message has ended for good."""
+        """End the marks of a call whose message has ended for good."""
         if self.notes.left_something:
             unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
             self.notes = self.notes.of_the_call()
@@ -336,7 +306,7 @@ class Run:
             count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers
         if type(headers) is dict:
-            # A body may hand its headers on to other calls, which must not have the token of this delivery.
+            # A body may hand its headers on. Then another call would have the token of this delivery.
             headers.pop(DELIVERY, None)
         if not self.notes.published:
             self.notes = self.notes.dated(partial(self.store.time, self.key))
