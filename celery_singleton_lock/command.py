@@ -11,7 +11,6 @@ class _Named(click.Group):
     """Imports the commands of operators only when one of them is used."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
-        """Hand over to the group that has the commands."""
         group: click.Group = import_module(f"{__package__}.operations.cli").singleton
         # Celery adds the app's own options to each command that it knows.
         group.params += [each for each in self.params if each not in group.params]

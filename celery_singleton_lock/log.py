@@ -1,7 +1,6 @@
 """The log: each line is an event, its fields and some words, and its record has the fields as attributes too."""
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,12 +10,12 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # More calls than one process has at once.
 _MOST_LABELS = 10_000
-# Fields whose names are too general in a log of many programs, and the record's attribute for each.
+# These names are too general for attributes of a record.
 _ATTRIBUTES = {"key": "lock_key", "label": "lock_label"}
 
 
 def shown(text: str) -> str:
-    """Escape the characters of *text* that cannot be printed, such as a newline."""
+    """*text* with the characters escaped that cannot be printed, such as a newline."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
@@ -34,9 +33,7 @@ class Log(logging.Filter):
         """Show the label in each later line about this call, if an app wants labels in the log."""
         if label and self.shows_labels:
             if len(self._labels) >= _MOST_LABELS:
-                # Another thread may drop the same label.
-                with suppress(KeyError, RuntimeError):
-                    del self._labels[next(iter(self._labels))]
+                self._labels.clear()
             self._labels[task_id] = label
 
     def write(self, level: int, event: str, text: str = "", *args: object, exc_info: Any = None, **fields: Any) -> None:
@@ -61,12 +58,12 @@ class Log(logging.Filter):
         return True
 
     def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
-        """Name the holder that is in the way of a call, and the outcome of that call."""
+        """Report the holder that is in the way of a call, and the outcome of that call."""
         its: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
         self.write(level, "lock.conflict", key=key, task_id=task_id, holder=holder.task_id, **its, outcome=outcome)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
-        """Name a holder that ended without a release, and say what is *known* of its end."""
+        """Report a holder that ended without a release, and what is *known* of its end."""
         self.note_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
         self.write(logging.WARNING, "lock.holder_died", known, key=key, **who)

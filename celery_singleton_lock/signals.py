@@ -28,10 +28,9 @@ lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`, `rescheduled`, `joined`,
-`superseded` (the call that is named as the holder runs instead), `parked` (a copy of a run that has not ended,
-which is requeued), `dropped` (a copy of a run that has ended), or `unpublished` (the call was not sent). A run that
-waits in the pool sends the signal only once it stops waiting. A call that takes its turn in the main process of a
-worker sends none, because that process runs no code of the user's."""
+`superseded` (the holder runs instead), `parked` (a copy of a run that has not ended, which is requeued), `dropped` (a
+copy of a run that has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends the signal
+once it stops waiting. A call that takes its turn in the main process of a worker sends none."""
 
 lock_unanswered: Signal = _Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
 """The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` says:
