@@ -1,20 +1,13 @@
 """The errors of this library. Each keeps its arguments in `args`, so it survives pickle and JSON result backends."""
 
-import re
 from typing import Literal
 
 DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
-"""The site to which messages send their readers."""
 
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
-"""Why a lease is lost."""
-
 REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
-"""Why a holder is asked to stop. It keeps its lease until it has ended."""
-# A refusal by the server, as redis-py words it. Every other error counts as no answer.
-_REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionError: (?:acknowledged by|max number of)")
+"""The holder is asked to stop, and keeps its lease until it has ended."""
 NotHeldReason = Literal[LostReason, "released", "forked"]
-"""Why a lease is not held any more."""
 
 LockHeldState = Literal["held", "cooldown", "queued", "ended"]
 """Why a key is not free, in `LockHeld` and in the log."""
@@ -42,7 +35,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """For programs that read `LockHeld` and `CallRevoked` in one way."""
+    """A `CallRevoked` has a reason, too."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -95,8 +88,7 @@ class StoreError(SingletonLockError):
         self.problem = problem
 
     def __str__(self) -> str:
-        what = "refused" if _REFUSAL.match(self.problem) else "did not answer"
-        return f"lock store {self.store} {what}: {self.problem}"
+        return f"lock store {self.store} failed: {self.problem}"
 
 
 class ConfigurationError(SingletonLockError, ValueError):

@@ -27,7 +27,7 @@ _VOLATILE = [
     (r"redis://[^\s/]*/\d+", "<store>"),
     (r" (fence|age|remaining|waited)=\S+", ""),
     (r"\b\d+\.\d(?= s\b)", "<n>"),
-    (r"(did not answer: ).*", r"\1<why>"),
+    (r"(<store> failed: ).*", r"\1<why>"),
 ]
 
 

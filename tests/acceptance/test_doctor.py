@@ -236,7 +236,7 @@ def user(*rights: str) -> Callable[[Any], Any]:
 FAULTS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
     "it is full": (
         lambda client: configured(client, maxmemory=1),
-        {"locking": "refused: OutOfMemory", "eviction": r"full and refuses to write: \d+ of 1 bytes"},
+        {"locking": "failed: OutOfMemory", "eviction": r"full and refuses to write: \d+ of 1 bytes"},
     ),
     **{
         f"it may drop locks: {policy}": (
@@ -264,7 +264,7 @@ def test_what_is_wrong_with_a_server_is_told(own: Server, app_of: AppOf, fault: 
     assert (diagnosis.code, diagnosis.wrong) == (NO, [*told])
     assert [name for name, words in told.items() if not re.search(words, diagnosis.of(name)[1])] == []
     assert "secret" not in diagnosis.text
-    assert "did not answer" not in diagnosis.text
+    assert "TimeoutError" not in diagnosis.text
     del others
 
 
