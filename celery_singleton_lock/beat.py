@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-A *slot* is a moment at which an entry is due. The leader, which holds a lease, claims a slot in the store, sends the
-entry, and notes the slot as sent. The next leader goes on from there: a slot that came due in between is sent once,
-late. A slot that was claimed, but not noted as sent, is sent again, with the same task id.
+A *slot* is a moment at which an entry is due. The leader claims a slot in the store, sends the entry, and notes the
+slot as sent. The next leader goes on from there: a slot that came due in between is sent once, late. A slot that was
+claimed, but not noted as sent, is sent again, with the same task id.
 """
 
 import logging
@@ -33,9 +33,7 @@ _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
 # Seconds between two lines about a silent store, and between two notes of a leader.
 _SILENCE = 60.0
-# django-celery-beat keeps only entries that are due soon, and may take five minutes to read or forget an entry.
-_SETTLED_AFTER = 330.0
-# Prefix of the slot in which a leader notes itself. Other slots have the names of their entries.
+# Prefix of the slot in which a leader notes itself.
 _LEADER = "\x1f"
 
 
@@ -49,13 +47,12 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Holding | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
-    # The slot that is being sent, and the number of its messages, and of those that failed.
+    # The slot that is being sent, its messages, and those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # On a standby: the leader's fence, and the entries that only one of the two schedules had when last compared.
+    # On a standby: the leader's fence, and whether the schedules have yet to be compared.
     _follows = 0
-    _compares_again_at = 0.0
-    _differing: frozenset[str] = frozenset()
+    _compares = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._made_at = time.time_ns() // 1000
@@ -63,7 +60,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Tick as the leader, or try to lead; return the seconds until the next tick."""
+        """As Celery's on the leader; a standby tries to lead."""
         pause = _LONGEST_PAUSE
         try:
             if self._leads():
@@ -75,7 +72,7 @@ class SingletonSchedulerMixin(Scheduler):
                 log.write(logging.WARNING, "beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
-        # A loss of the lease must be seen well before another beat may lead.
+        # See a loss of the lease before another beat may lead.
         return min(pause, options.beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
@@ -83,21 +80,17 @@ class SingletonSchedulerMixin(Scheduler):
         # Read once: each access to a schedule in a database may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
-        for name, noted in self._note_schedule(schedule, now).items():
+        noted = settings.store_of(self.app).slots(self._slots)
+        for name, entry in schedule.items():
+            slot = noted.pop(name, None) or self._begun(name, entry, now)
             # Ours may be newer: its note failed, or the entry was removed and has come back.
-            slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
-            entry = schedule[name]
-            last = slot.sent
-            own = _microseconds(entry.last_run_at)
-            # Before the first run, `last_run_at` may be the scheduler's start, which is no run.
-            if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
-                last = max(last, own)
-            if last > now and hasattr(entry.schedule, "run_every"):
-                # The last leader's clock was ahead, or ours was set back: slots until `last` would count as sent.
-                last = now
-                self._known[name] = Slot(name, now, self._fence, sent=now)
-                self._note(self._known[name])
-            entry.last_run_at = _moment(last)
+            self._known[name] = max(slot, self._known.get(name, slot), key=lambda slot: slot.sent)
+            entry.last_run_at = self._last_run(entry, self._known[name], now)
+        for name in noted:
+            settings.store_of(self.app).change_slot(self._slots, "forget", Slot(name, 0, self._fence))
+        # Note the leader last: a standby compares the schedules as soon as it sees this note.
+        self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
+        self._notes_again_at = clock() + _SILENCE
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
@@ -142,9 +135,17 @@ class SingletonSchedulerMixin(Scheduler):
             log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, but count failures, which Celery only logs. A scheduler may send several messages for a slot."""
-        if self._slot is not None:
-            entry = self._with_headers(entry, self._slot)
+        """As Celery's, but count failures, which Celery only logs."""
+        if (slot := self._slot) is not None:
+            due = _moment(slot.due).isoformat()
+            # Every beat computes the same task ids. The number distinguishes the messages of one slot.
+            number = f" {self._messages}" if self._messages else ""
+            self._messages += 1
+            task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
+            headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
+            own = {**entry.options, "task_id": task_id, "headers": headers}
+            entry = _clone(entry)
+            entry.options = own
         try:
             return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
@@ -164,26 +165,28 @@ class SingletonSchedulerMixin(Scheduler):
         slot = Slot(entry.name, _microseconds(_due_of(entry)), self._fence)
         return slot if settings.store_of(self.app).change_slot(self._slots, "claim", slot) else None
 
-    def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
-        """Begin the slots of new entries, and forget those of removed ones; return the slot of each entry."""
-        known = settings.store_of(self.app).slots(self._slots)
-        slots = dict[str, Slot]()
-        for name, entry in schedule.items():
-            slot = known.pop(name, None)
-            if slot is None:
-                begins = max(0, min(_microseconds(entry.last_run_at), now))
-                if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
-                    # Begin before its one moment: otherwise an entry that is added late would count as sent.
-                    begins = max(0, min(begins, _microseconds(_due_of(entry)) - 1))
-                slot = Slot(name, begins, self._fence, sent=begins)
-                self._note(slot)
-            slots[name] = slot
-        for name in known:
-            settings.store_of(self.app).change_slot(self._slots, "forget", Slot(name, 0, self._fence))
-        # Note the leader last: a standby compares the schedules as soon as it sees this note.
-        self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
-        self._notes_again_at = clock() + _SILENCE
-        return slots
+    def _begun(self, name: str, entry: Any, now: int) -> Slot:
+        """The slot of a new entry: one that came due before is not sent."""
+        begins = min(_microseconds(entry.last_run_at), now)
+        if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
+            # Otherwise an entry of one moment that is added late would count as sent.
+            begins = min(begins, _microseconds(_due_of(entry)) - 1)
+        slot = Slot(name, max(0, begins), self._fence, sent=max(0, begins))
+        self._note(slot)
+        return slot
+
+    def _last_run(self, entry: Any, slot: Slot, now: int) -> datetime:
+        last = slot.sent
+        own = _microseconds(entry.last_run_at)
+        # Before the first run, `last_run_at` may be the scheduler's start, which is no run.
+        if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
+            last = max(last, own)
+        if last > now and hasattr(entry.schedule, "run_every"):
+            # The last leader's clock was ahead, or ours was set back: slots until `last` would count as sent.
+            last = now
+            self._known[slot.entry] = Slot(slot.entry, now, self._fence, sent=now)
+            self._note(self._known[slot.entry])
+        return _moment(last)
 
     def _leads(self) -> bool:
         if self._lease is not None and self._lease.remaining() > 0:
@@ -203,7 +206,7 @@ class SingletonSchedulerMixin(Scheduler):
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        # After the clock of the store was set back, its fences are lower than those of earlier leaders.
+        # If the clock of the store was set back, its fences are lower than those of earlier leaders.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
         self._lease = lease
         self._follows = 0
@@ -212,35 +215,27 @@ class SingletonSchedulerMixin(Scheduler):
         return True
 
     def _stand_by(self, leader: Holder) -> None:
-        """Log once who leads, and once the entries that only one of the two schedules has."""
+        """Log once who leads, and once how the two schedules differ."""
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
-            self._compares_again_at = 0.0
-            self._differing = frozenset()
+            # Beats may read a schedule that they share at different moments.
+            self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
             log.write(logging.INFO, "beat.stands_by", **who, since=leader.acquired_at.isoformat())
-        if clock() < self._compares_again_at:
+        if not self._compares:
             return
         slots = settings.store_of(self.app).slots(self._slots)
         ours = self.schedule.keys()
         theirs = {name for name in slots if not name.startswith(_LEADER)}
-        if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
-            # The leader has not noted its schedule yet.
-            return
-        # Beats may read one database at different moments, so only a difference that lasts counts.
-        is_shared = type(self).schedule not in (Scheduler.schedule, PersistentScheduler.schedule)
-        differing = frozenset(theirs ^ ours)
-        lasting = differing & self._differing if is_shared else differing
-        self._differing = differing
-        self._compares_again_at = float("inf") if lasting else clock() + _SETTLED_AFTER
-        if lasting:
+        has_noted = any(slots[name].fence >= leader.fence for name in slots.keys() - theirs)
+        self._compares = not has_noted
+        if has_noted and theirs != ours:
             text = (
                 "only the leader has %s; only this beat has %s, which nobody sends. Give beats of two schedules "
                 "different names by singleton_beat_name, and end the beats of an old release"
             )
-            of_leader = ", ".join(sorted(lasting - ours)) or "nothing"
-            of_this = ", ".join(sorted(lasting - theirs)) or "nothing"
-            log.write(logging.WARNING, "beat.differs", text, of_leader, of_this, **who)
+            only = [", ".join(sorted(names)) or "nothing" for names in (theirs - ours, ours - theirs)]
+            log.write(logging.WARNING, "beat.differs", text, *only, **who)
 
     def _give_up(self) -> None:
         if self._lease is not None and self._lease.unreleased:
@@ -253,17 +248,6 @@ class SingletonSchedulerMixin(Scheduler):
             return False
         self._logs_again_at = clock() + _SILENCE
         return True
-
-    def _with_headers(self, entry: Any, slot: Slot) -> Any:
-        due = _moment(slot.due).isoformat()
-        headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
-        # Every beat computes the same task id. The number tells several messages of one slot apart.
-        number = f" {self._messages}" if self._messages else ""
-        self._messages += 1
-        task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
-        with_headers = _clone(entry)
-        with_headers.options = {**entry.options, "task_id": task_id, "headers": headers}
-        return with_headers
 
     @property
     def _key(self) -> str:
