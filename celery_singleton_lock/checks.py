@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing
 from functools import partial
 from types import CodeType
@@ -24,23 +24,17 @@ from celery_singleton_lock.stores.redis.inventory import TRIAL, Inventory
 
 BOUND = 1.0
 """Seconds for which a start waits for the store."""
-
-Check = Callable[[], object]
-"""Raises a `ConfigurationError` with a line for each fault."""
-
-# These commands show all faults of an app: `singleton` by its `doctor`.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 _checked: WeakSet[Celery] = WeakSet()
 
 
-# When a task is made.
-
-
 def check_definition(cls: type[Any], name: str) -> None:
-    cls = _named(cls, name)
-    options.refuse([*_faults_in_class(cls), *options.values_of(cls)[1], *_faults_in_key(cls)])
+    # The class may have no name. A bare object runs no `__init__` of the user's.
+    task = object.__new__(cls)
+    vars(task)["name"] = name
+    options.refuse([*_faults_in_task(task), *options.values_of(task)[1]])
 
 
 def options_of(task: Any) -> options.LockOptions:
@@ -48,22 +42,24 @@ def options_of(task: Any) -> options.LockOptions:
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Check the class again, because Celery keeps a refused task, and gives it to the next caller.
-    of_class = _faults_in_class(_named(task.__class__, task.name))
-    found = [*settings.faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
+    # Check the class again: Celery gives a refused task to the next caller.
+    found = [*settings.faults_in_settings(task.app), *_faults_in_task(task), *faults]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
+    timeout = options.visibility_timeout_of(task.app)
     return options.LockOptions(
         **values,
         prefix=options.prefix_of(task.app),
-        visibility_timeout=options.visibility_timeout_of(task.app),
+        visibility_timeout=timeout,
+        redelivered_within=timeout + options.SWEEP,
+        kills=values["on_lost"] == "kill" and values["mode"] != "until_executing",
         skip_result=options.option_of(task, "skip_result", options.UNSET),
         holder_name="" if options.option_of(task, "name") is None else task.name,
     )
 
 
 def request_class_of(task: Any) -> type[Any]:
-    """The class of the task's requests: ours, joined with the user's or another base's."""
+    """Our class of requests, joined with the user's or another base's."""
     ours = options.base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
@@ -73,22 +69,18 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will log the faults of all tasks; an error now would show a traceback and only one fault."""
+    """Whether this process will log the faults of all tasks; an error now would show only one."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
 
-def _named(cls: type[Any], name: str) -> type[Any]:
-    """The class, under the *name* of its task if it has none: Celery names the object, and not the class."""
-    return cls if cls.name else type(cls.__name__, (cls,), {"name": name})
-
-
-def _faults_in_class(cls: type[Any]) -> Iterator[str]:
+def _faults_in_task(task: Any) -> Iterator[str]:
+    cls = task.__class__
     ours = options.base_in(cls)
-    yield from settings.faults_in_names(cls)
+    yield from settings.faults_in_names(task)
     if cls.Strategy != Task.Strategy:
         yield (
-            f"task {cls.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
+            f"task {task.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
             f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
         )
     for base in cls.__mro__[: cls.__mro__.index(ours)]:
@@ -97,10 +89,14 @@ def _faults_in_class(cls: type[Any]) -> Iterator[str]:
         code = getattr(inspect.unwrap(vars(base)["__call__"]), "__code__", None)
         if code is None or not {"super", "__call__"} <= _names_in(code):
             yield (
-                f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would bypass the "
-                "lock; write `return super().__call__(*args, **kwargs)` where it runs the body, or put "
+                f"task {task.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would bypass "
+                "the lock; write `return super().__call__(*args, **kwargs)` where it runs the body, or put "
                 f"{ours.__name__} first among the base classes"
             )
+    try:
+        keys.KeyMaker(task)
+    except ConfigurationError as error:
+        yield str(error)
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -108,48 +104,35 @@ def _names_in(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names_in, inner))
 
 
-def _faults_in_key(task: Any) -> Iterator[str]:
-    try:
-        keys.KeyMaker(task)
-    except ConfigurationError as error:
-        yield str(error)
-
-
-# Before the first task of a worker or a beat.
-
-
-def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
-    """End a worker whose settings, tasks, pool or embedded beat are at fault."""
+def check_worker(app: Celery, pool: type) -> None:
     for text in without_base(app):
         log.write(logging.WARNING, "lock.no_base", "%s", text)
     _checked.add(app)
-    if has_beat or options.lockable(app):
-        checks = _checks_for_pool(app, pool, app.amqp.queues.consume_from) + _checks_for_tasks(app)
-        checks += _checks_for_beat(app) if has_beat else []
-        _end_if_faulty(app, [*checks, partial(_check_store, app)])
+    if options.lockable(app):
+        faults = faults_with(app, pool, app.amqp.queues.consume_from) + faults_of(app)
+        _end_if_faulty(faults + _faults_in(app, partial(_check_store, app)))
     for text in never_awaited(app):
         log.write(logging.WARNING, "lock.async_body", "%s", text)
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat whose settings or tasks are at fault; without a lease, check the classes of the tasks alone."""
-    if app in _checked:
-        return
-    checks: list[Check] = [partial(check_definition, task.__class__, task.name) for task in options.lockable(app)]
-    if has_lease:
-        checks = [*_checks_for_tasks(app), *_checks_for_beat(app), partial(_check_store, app)]
+    """Without a lease, only the classes of the tasks have to be right."""
+    tasks = options.lockable(app)
     _checked.add(app)
-    _end_if_faulty(app, checks)
-
-
-# For `doctor`, Django and others, which show the faults themselves.
+    if not has_lease:
+        _end_if_faulty(_faults_in(app, *(partial(check_definition, task.__class__, task.name) for task in tasks)))
+        return
+    why = "each beat would lead with locks of its own"
+    remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
+    of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
+    in_memory = partial(_refuse_memory, app, why, remedy)
+    _end_if_faulty(faults_of(app) + _faults_in(app, *of_beat, in_memory, partial(_check_store, app)))
 
 
 def never_awaited(app: Celery) -> list[str]:
-    """The locked tasks of *app* whose function only returns a coroutine or a generator."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     return [
-        f"task {task.name} ({_source_of(task)}) is an `async def` or a generator, whose work would begin after the "
+        f"task {task.name} is an `async def` or a generator, whose work would begin after the "
         "lock is released, so each run fails; write a `def` with `return asyncio.run(work())`"
         for task in options.lockable(app)
         if options.option_of(task, "mode") != "until_executing"
@@ -175,42 +158,40 @@ def without_effect(task: Any) -> list[str]:
     return [f"lock_{name} beside {beside[name]}" for name in own if beside[name]]
 
 
-def _source_of(task: Any) -> str:
-    code = getattr(inspect.unwrap(task.run), "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code else str(task.__module__)
-
-
 def without_base(app: Celery) -> list[str]:
-    """The tasks of *app* that have options of this library, and run without a lock."""
     found = []
-    # Annotations of "*" give every task the option, also a task that wants no lock.
+    # An annotation of "*" is for every task, also for a task that wants no lock.
     of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         names = [name for name in sorted(options.NAMES) if name not in of_all and hasattr(task.__class__, name)]
         if names and not isinstance(task, options.Lockable):
             found.append(
-                f"task {task.name} ({_source_of(task)}) has {', '.join(names)} and no base=SingletonTask, so it runs "
+                f"task {task.name} has {', '.join(names)} and no base=SingletonTask, so it runs "
                 "without a lock; write `@app.task(base=SingletonTask, ...)`"
             )
     return found
 
 
 def faults_of(app: Celery) -> list[str]:
-    return _faults_in(app, _checks_for_tasks(app))
+    return _faults_in(
+        app, partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in options.lockable(app))
+    )
 
 
 def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
     """The faults of *app* in a worker with that pool, which takes messages from those *queues*."""
-    return _faults_in(app, _checks_for_pool(app, pool, queues))
+    kind = _kind_of(pool)
+    if kind is None:
+        return _faults_in(app, partial(_refuse_pool, app, pool))
+    if kind != "celery.concurrency.prefork":
+        return _faults_in(app, *(partial(_check_kill, app, task, queues) for task in options.lockable(app)))
+    why = "the processes of the pool 'prefork' would each have their own"
+    remedy = "start the worker with --pool threads, solo, gevent or eventlet"
+    return _faults_in(app, partial(_refuse_memory, app, why, remedy))
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Acquire, renew, wait for and release a key that nobody else uses, within *bound* seconds.
-
-    Raises:
-        ConfigurationError: There is no store to use, or the store refuses a request.
-        StoreError: A request had no answer in time.
-    """
+    """Acquire, renew, wait for and release a key of nobody's; a `StoreError` if that takes over *bound* seconds."""
     # The key has the name of a task: the store's user may have no rights on other keys.
     names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
@@ -221,33 +202,9 @@ def try_store(app: Celery, bound: float) -> None:
             Inventory(store).self_test(key, bound)
 
 
-def _checks_for_tasks(app: Celery) -> list[Check]:
-    return [partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in options.lockable(app))]
-
-
 def _check_settings(app: Celery) -> None:
-    options.refuse([*settings.faults_in_settings(app), *options.values_of(object, app)[1]])
+    options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
     options.logs_labels(app)
-
-
-def _checks_for_beat(app: Celery) -> list[Check]:
-    why = "each beat would lead with locks of its own"
-    remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
-    return [
-        partial(keys.beat_key_of, app),
-        partial(options.beat_ttl_of, app),
-        partial(_refuse_memory, app, why, remedy),
-    ]
-
-
-def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Check]:
-    kind = _kind_of(pool)
-    if kind is None:
-        return [partial(_refuse_pool, app, pool)]
-    if kind != "celery.concurrency.prefork":
-        return [partial(_check_kill, app, task, queues) for task in options.lockable(app)]
-    why = "the processes of the pool 'prefork' would each have their own"
-    return [partial(_refuse_memory, app, why, "start the worker with --pool threads, solo, gevent or eventlet")]
 
 
 def _kind_of(pool: type) -> str | None:
@@ -279,7 +236,6 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
 
 
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
-    """Refuse a task with `lock_on_lost="kill"`, unless its calls go to other workers."""
     if task.lock_options.kills and ((queue := queue_of(app, task)) is None or queue in queues):
         raise options.no_process_for(task.name)
 
@@ -299,10 +255,10 @@ def _check_store(app: Celery) -> None:
     """Try the store. Only log its silence, because it may come back."""
     try:
         try_store(app, BOUND)
-    except ConfigurationError:
-        # A `StoreRefused` is both errors, and asking again does not help.
-        raise
     except StoreError as error:
+        # A refusal by the store is both errors, and asking again does not help.
+        if isinstance(error, ConfigurationError):
+            raise
         text = (
             "acquire, wake-up and release did not work within %g s (%s); start the store, or correct %s; until then, "
             "lock_on_store_error decides what happens to each task"
@@ -311,7 +267,7 @@ def _check_store(app: Celery) -> None:
         log.write(logging.ERROR, "lock.store_unreachable", *told, store=error.store)
 
 
-def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
+def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
     faults = dict[str, None]()
     for check in checks:
         try:
@@ -319,16 +275,15 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
-            # Code of the user, such as a router or a provider of passwords, may work the next time.
+            # A router or a provider of passwords may work the next time.
             text = "a part of the check has failed, and the rest continues"
             log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
     return list(faults)
 
 
-def _end_if_faulty(app: Celery, checks: Iterable[Check]) -> None:
-    faults = _faults_in(app, checks)
-    for fault in faults:
+def _end_if_faulty(faults: list[str]) -> None:
+    for fault in dict.fromkeys(faults):
         log.write(logging.CRITICAL, "lock.misconfigured", "%s", fault)
     if faults:
-        # For a `ConfigurationError` Celery would log a traceback of thirty lines.
+        # For another error Celery would log a traceback.
         raise SystemExit(EX_FAILURE)

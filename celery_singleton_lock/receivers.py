@@ -1,7 +1,7 @@
-"""Receivers of Celery's signals around each run, connected once a run needs them.
+"""Receivers of Celery's signals.
 
-A `task_postrun` receiver takes a tenth of a lock's time in every task of the process; the usual run needs none. So the
-first task or run that needs the receiver connects it.
+A `task_postrun` receiver takes a tenth of a lock's time in every task of the process, and the usual run needs none. So
+the first task or run that needs the receiver connects it.
 """
 
 from contextlib import suppress
@@ -22,19 +22,18 @@ MAKES_READY = "__trace__"
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver if the task has code of its own before the lock: that code may end a run in any way."""
+    """Connect the receiver if the task has code of its own before the lock, which may end a run in any way."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
 
 
 def connect_postrun() -> None:
-    """From now on, clean up after runs that leave something to do after `__call__`, or never reach it."""
+    """From now on, clean up after runs that never reach `__call__`, or leave something to do after it."""
     task_postrun.connect(_after_its_end, weak=False)
 
 
 def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
-    """Release the lease that the present request still holds, and end its marks."""
     run = run_of(task.request)
     if run is not None:
         run.finish()
@@ -61,17 +60,15 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    """Add our steps to a worker, which loads them."""
     remember_limits(sender)
     steps = sender.app.steps
-    steps["worker"].add(f"{__package__}.steps:Start")
-    steps["consumer"].update((f"{__package__}.steps:LostConnection", f"{__package__}.waiting:CallsThatWait"))
+    steps["worker"].add(f"{__package__}.worker:Start")
+    steps["consumer"].update((f"{__package__}.worker:LostConnection", f"{__package__}.waiting:CallsThatWait"))
     look_after_workflows()
 
 
 @beat_init.connect(weak=False)
 def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
-    """End a beat whose settings or tasks are at fault."""
     from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
 
     check_beat(sender.app, has_lease=isinstance(sender.scheduler, SingletonSchedulerMixin))
@@ -80,7 +77,6 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
-    """End the marks of a call that never becomes a request, because its task or content is unknown here."""
     # The consumer must go on, whatever a message carries.
     with suppress(Exception):
         unmark_unread(sender.app, message.headers)
@@ -88,5 +84,5 @@ def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
 
 @worker_process_shutdown.connect(weak=False)
 def hand_over_what_was_counted(**_: Any) -> None:
-    """Send the last counts: a pool process ends without the handlers of `atexit`."""
+    """A pool process ends without the handlers of `atexit`."""
     counters.flush()

@@ -1,13 +1,14 @@
-"""The main process of a worker: it makes the token of each run, and acts for a pool child that cannot.
+"""The main process of a worker: its start, its requests, and the loss of its broker.
 
-The token travels with the request. So the main process can release the lease of a child that was killed, and renew the
-lease of a child whose body lets no other thread run.
+It makes the token of each run, which travels with the request. So it can release the lease of a child that was killed,
+and renew the lease of a child whose body lets no other thread run.
 """
 
+import logging
 import os
 import time
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,10 +16,15 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.bootsteps import StartStopStep, Step
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
+from celery.worker.control import inspect_command
 from celery.worker.request import Request
 
-from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.checks import check_worker, try_store
+from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.definition.settings import open_store, store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, note
@@ -34,37 +40,57 @@ from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_i
 from celery_singleton_lock.runs.run import claim_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# A child renews every third of a ttl. A child that has run for ttl / _LATE without a renewal needs help.
+# A child renews every third of a ttl. After ttl / _LATE without a renewal it needs help.
 _LATE = 2.5
 _ROUNDS_PER_TTL = 8
 _RENEWAL_BOUND = 2.0
 
 
-class SingletonRequest(Request):
-    """A request for a `SingletonTask`, in the main process."""
+class Start(Step):
+    """Checks the worker before its pool starts. A receiver of a signal could not end the worker."""
 
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        check_worker(worker.app, worker.pool_cls)
+        super().__init__(worker, **kwargs)
+
+
+@inspect_command()
+def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
+    """Try the store from this worker, whose network and clock may differ from the operator's."""
+    try:
+        with closing(open_store(state.app)) as store:
+            if store.is_of_one_process:
+                return {}
+            try_store(state.app, bound)
+            return {"ahead": Inventory(store).latency(bound)[1]}
+    except (ConfigurationError, StoreError) as error:
+        return {"problem": as_set(state.app, str(error))}
+
+
+class SingletonRequest(Request):
     is_looked_after = False
     _accepted_at = float("inf")
-    # The place of a dead child, until its death is told.
     _held_at_death: Holder | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         eventer = self._eventer
-        # A dispatcher that is enabled for heartbeats and gossip alone has the group "worker"; no groups mean all.
+        # For heartbeats and gossip alone, a dispatcher has the group "worker"; no groups mean all.
         wants_events = eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups)
         sends_events = bool(wants_events and self._task.send_events)
         hidden = hidden_in(self._request_dict)
-        # A plain tuple, because otherwise the name of our class would travel with each message.
+        # A plain tuple: the name of a class would travel with each message.
         self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """As Celery's, and let the renewer look after the run."""
-        # Celery's `time_start` is on the wall clock, which may be set.
+        # Not Celery's `time_start`: the wall clock may be set.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
-        # Once for each request class is enough: a pool runs all tasks in children, or none.
+        # A pool runs all tasks in children, or none.
         if not self.is_looked_after:
             if self._runs_in_a_child():
                 # The child reports wrong settings.
@@ -73,10 +99,9 @@ class SingletonRequest(Request):
             type(self).is_looked_after = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """As Celery's, and release the lease of a dead child."""
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # Pickling unwraps an error, but the pool's own errors are not pickled.
+            # The pool's own errors are not pickled, which would unwrap them.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
@@ -84,16 +109,15 @@ class SingletonRequest(Request):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
-        """As Celery's, and at the hard limit release the lease once the child is dead."""
         if not soft:
             task = self.task
-            # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
+            # New in Celery 5.7.
             is_acknowledged = getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout)
             self._release_once_dead(is_redelivered=task.acks_late and not is_acknowledged)
         super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        # First, because the caller may publish the next call as soon as the end is stored.
+        # First: the caller may publish the next call as soon as the end is stored.
         self._unmark(has_begun=terminated)
         super()._announce_revoked(reason, terminated, signum, expired)
 
@@ -117,7 +141,7 @@ class SingletonRequest(Request):
 
     @property
     def lease(self) -> Holding | None:
-        """The child's lease as far as the main process can know it; None if it cannot."""
+        """The child's lease as far as the main process can know it."""
         # The message may carry anything. The child reports the error.
         with suppress(Exception):
             if self.task.is_lockable() and self.key is not None:
@@ -140,12 +164,12 @@ class SingletonRequest(Request):
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """The message's entry in the line; None if it waits for no turn, or if the lock cannot be known here."""
+        """As `place_in_line`; None if the message waits for no turn."""
         notes = self._notes()
         return self.place_in_line() if notes.rank or notes.waits_as_next else None
 
     def place_in_line(self) -> InLine | None:
-        """The entry in the line that the message can have; None if its lock cannot be known here."""
+        """The message's entry in the line; None if its lock cannot be known here."""
         lease = self.lease
         if lease is None:
             return None
@@ -158,7 +182,7 @@ class SingletonRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def look_after_child(self) -> Holding | None:
-        """The child's lease, if its heartbeat should have renewed it by now; raises if the task has wrong settings."""
+        """The child's lease, if its heartbeat should have renewed it by now."""
         options = self.task.lock_options
         # With `kill`, a child that cannot renew its lease has to die.
         if options.on_lost == "kill" or not self._runs_in_a_child():
@@ -186,12 +210,9 @@ class SingletonRequest(Request):
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release a dead child's lease, and report the death; if another run has taken the place, that run reports it.
-
-        If *is_lost*, the timer of the lease has killed the child, which could not report the loss.
-        """
+        """Release a dead child's lease, and report the death, and the loss if the timer of the lease has killed it."""
         try:
-            # Survey first: the release deletes the holder. Surveys hide expired holders, so keep it.
+            # The release deletes the holder, and a later survey hides it if it has expired.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -200,7 +221,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If the holder is gone, an earlier release has worked, and its answer was lost.
+        # If another run has taken the place, that run reports the death. If the holder is gone, an earlier release has
+        # worked, and its answer was lost.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -227,7 +249,6 @@ class SingletonRequest(Request):
 
 
 def active_requests() -> list[SingletonRequest]:
-    """The requests that run now, for tasks of ours."""
     while True:
         # The main thread may change the set meanwhile.
         with suppress(RuntimeError):
@@ -235,10 +256,7 @@ def active_requests() -> list[SingletonRequest]:
 
 
 class ChildLeaseRenewer:
-    """Renews the leases of pool children whose heartbeat gets no time to run, because a body holds the GIL in C.
-
-    Only a heartbeat declares a lease lost.
-    """
+    """Renews the leases of pool children whose heartbeat cannot run, because a body holds the GIL in C."""
 
     _pause = float("inf")
 
@@ -256,14 +274,14 @@ class ChildLeaseRenewer:
         # By server: otherwise a silent one would fail the rest.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
-            # A task with wrong settings must not cost the others their renewal. Its child reports the error.
+            # A task with wrong settings, which its child reports, must not cost the others their renewal.
             with suppress(Exception):
                 if (lease := request.look_after_child()) is not None:
                     late.setdefault(lease.store.part_of(lease.key), []).append(lease)
         for leases in late.values():
             with suppress(Exception):
                 _renew(leases)
-        # If a shorter ttl has begun faster rounds, these rounds end.
+        # A shorter ttl may have begun faster rounds.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
@@ -299,3 +317,72 @@ def _state_of(pid: int) -> str:
 
 
 child_lease_renewer = ChildLeaseRenewer()
+
+
+class LostConnection(StartStopStep):
+    """After the loss of the broker, bodies go on, and their messages may be redelivered."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        pool: Any = getattr(consumer.pool, "_pool", None)
+        if hasattr(pool, "flush"):
+            consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
+        if isinstance(consumer.pool, SoloPool):
+            name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
+            # After a reconnection, the consumer's own attribute is our wrapper.
+            call_soon = getattr(type(consumer), name).__get__(consumer)
+            setattr(consumer, name, _acknowledging_at_once(call_soon))
+
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        if state.should_stop is None and state.should_terminate is None:
+            background.submit(partial(_expect_copies, active_requests()))
+
+
+def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
+    """Celery would wait for the bodies of all due messages, too long for some brokers."""
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(function, "__name__", "") == "ack_log_error":
+            # After a failure that is not the connection's, let Celery try later.
+            with suppress(Exception):
+                return function(*args, **kwargs)
+        return call_soon(function, *args, **kwargs)
+
+    return call
+
+
+def _expect_copies(running: list[SingletonRequest]) -> None:
+    """Let these runs leave done markers: otherwise a copy that asks after the end runs again."""
+    silent: dict[Hashable, SingletonLockError] = {}
+    for request in running:
+        lease = request.lease
+        if lease is None:
+            continue
+        part = lease.store.part_of(lease.key)
+        # Let only the first run wait for a store that is away.
+        if part not in silent:
+            try:
+                # A limit of 0 grants no place.
+                lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
+                continue
+            except SingletonLockError as error:
+                silent[part] = error
+        text = "a copy of it may run: %s"
+        log.write(logging.WARNING, "lock.done_marker_failed", text, silent[part], key=lease.key, task_id=request.id)
+
+
+def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
+    """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
+
+    Celery before 5.7 forgets all jobs (celery/celery#8541), and later versions a job whose process has not reported its
+    begin. As a worker stops, such a process waits 30 s for its result to be read.
+    """
+
+    def flush() -> None:
+        stops = state.should_stop is not None
+        running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001
+        pool.flush()
+        jobs.update((number, job) for number, job in running.items() if not job.ready())
+
+    return flush

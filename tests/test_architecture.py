@@ -31,7 +31,6 @@ FLOORS = (
             "checks",
             "worker",
             "waiting",
-            "steps",
             "beat",
             "command",
         ),

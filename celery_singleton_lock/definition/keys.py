@@ -4,8 +4,7 @@ Two calls have the same key if a message would carry the same arguments, with de
 them: a tuple is a list, the keys of a dict are text, and an enum is its value. `1`, `"1"`, `True` and `1.0` differ. A
 model of pydantic is written as its `model_dump(mode="json")`.
 
-The braces are a hash tag of Redis Cluster. Workers of two releases must agree on the format, so a change needs a new
-version in the key.
+Workers of two releases must agree on the format, so a change needs a new version in the key.
 """
 
 import hashlib
@@ -20,7 +19,6 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
 from json import encoder
-from types import CoroutineType
 from typing import Any
 
 from celery import Celery
@@ -28,15 +26,14 @@ from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
-from celery_singleton_lock.definition.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
+from celery_singleton_lock.definition.options import KeyChoice, given, option_of, prefix_of, setting
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100
-# Short enough for Redis to keep the hash of a lock as a listpack, which takes half of the memory.
+# So short that Redis keeps the hash of a lock as a listpack, in half of the memory.
 MAX_LABEL = 60
-_BEHIND_PREFIX = ":v3:{"
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
 _TEXT = frozenset({str})
 
@@ -58,7 +55,7 @@ class _Encoder(json.JSONEncoder):
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
-# The encoder's own functions for the usual types; a direct call takes a third of the time.
+# A direct call of the encoder's functions takes a third of the time.
 _WRITERS: Mapping[type, Callable[[Any], str]] = {
     str: encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -69,11 +66,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
     """The lock key for a checked name and a *subject*, which tells the calls under that name apart."""
-    return _key(_start_of(prefix, name), _written(subject))
-
-
-def _start_of(prefix: str, name: str) -> str:
-    return f"{prefix}{_BEHIND_PREFIX}{name}:"
+    return _key(f"{start_of_keys(prefix)}{name}:", _written(subject))
 
 
 def _key(start: str, text: str) -> str:
@@ -81,7 +74,6 @@ def _key(start: str, text: str) -> str:
 
 
 def _written(subject: Any) -> str:
-    """*subject* as canonical JSON; a `ConfigurationError` if it cannot be serialised."""
     try:
         text: str = _ENCODER.encode(plain(subject))
         return text
@@ -113,16 +105,12 @@ def beat_key_of(app: Celery) -> str:
 
 
 def start_of_keys(prefix: str) -> str:
-    """How each lock key of an app begins, up to its name."""
-    return prefix + _BEHIND_PREFIX
+    return f"{prefix}:v3:{{"
 
 
 def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) -> str:
-    """*name* as it stands in a key."""
-    if not isinstance(name, str) or not 0 < len(name) <= longest or not is_unicode(name):
-        raise ConfigurationError(
-            f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
-        )
+    if not isinstance(name, str) or not 0 < len(name) <= longest:
+        raise ConfigurationError(f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters")
     # A brace would end the hash tag early. An unescaped percent sign would let two names collide.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
@@ -144,14 +132,10 @@ def plain(value: Any) -> Any:
 
 
 class KeyMaker:
-    """Makes the lock keys and the labels of a task, or of a class of tasks. Each key begins with *prefix*.
-
-    Raises:
-        ConfigurationError: Its name, its `lock_key` or its `lock_label` cannot work.
-    """
+    """Makes the lock keys and the labels of a task, and refuses a name, `lock_key` or `lock_label` that cannot work."""
 
     def __init__(self, task: Any, prefix: str = "") -> None:
-        body = inspect.getattr_static(task if isinstance(task, type) else type(task), "run")
+        body = inspect.getattr_static(type(task), "run")
         function = getattr(body, "__func__", body)
         signature = inspect.signature(function)
         if not isinstance(body, staticmethod):
@@ -163,7 +147,7 @@ class KeyMaker:
         self._choice: KeyChoice = option_of(task, "key")
         self._label: str | None = option_of(task, "label")
         try:
-            self._start = _start_of(prefix, checked_name(lock_name_of_task(task)))
+            self._start = f"{start_of_keys(prefix)}{checked_name(lock_name_of_task(task))}:"
             self._counting = _names_in("lock_key", self._choice, signature)
             if isinstance(self._label, str):
                 _names_in("lock_label", self._label, signature)
@@ -173,17 +157,18 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+        # A callable, a model or a format method of an argument makes the key.
+        self.runs_user_code = callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # The positions of the arguments that count, if a call passes each parameter by position.
+        # The positions of what counts, for a call that passes each parameter by position.
         is_written_here = self._is_usual and not self.runs_user_code
         self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
-        # A bare field shows the argument itself, and none of its attributes or items.
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; the errors of a pydantic model propagate."""
+        """The lock key of a call. The errors of a pydantic model propagate."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
                 values = []
@@ -192,7 +177,7 @@ class KeyMaker:
                     values.append(_WRITERS[type(value)](value))
                 return _key(self._start, self._text % (*values,))
             except (KeyError, ValueError):
-                # See `_text_of`.
+                # As in `_text_of`.
                 pass
         choice = self._choice
         if self._receive is not None:
@@ -201,12 +186,17 @@ class KeyMaker:
             if self._binds:
                 self._signature.bind(*args, **kwargs)
             made = _made_by_user(choice, lambda: choice(*args, **kwargs))
-            _refuse_no_value(choice, made)
+            if made is None:
+                # Otherwise all calls would have one key, by mistake.
+                raise ConfigurationError(
+                    f"lock_key={choice!r} returned None for this call; return (), or another constant, to give all "
+                    "such calls one key; to count every argument, set lock_key=None on the task"
+                )
             return _key(self._start, _written(made))
         return _key(self._start, self._text_of(self._bound(args, kwargs)))
 
     def key_of_some(self, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; arguments that do not make the key may be missing."""
+        """As `key`; arguments that do not make the key may be missing."""
         if self._receive is not None or self._counting is None:
             return self.key(args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)
@@ -217,7 +207,6 @@ class KeyMaker:
         return _key(self._start, self._text_of(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
-        """The line that operators read beside the key; empty without a format string."""
         if self._label is None:
             return ""
         if self._receive is not None:
@@ -226,24 +215,19 @@ class KeyMaker:
         line = "".join(letter if letter.isprintable() else " " for letter in text[: MAX_LABEL + 1]).strip()
         return line if len(text) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"
 
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether a key needs a callable, a model or the format methods of arguments, each of which may do anything."""
-        return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
-
     def _text_of(self, arguments: Mapping[str, Any]) -> str:
         choice = self._choice
         if isinstance(choice, str):
             fill = partial(choice.format_map, arguments)
             if not (self._has_bare_fields and are_plain(arguments.values())):
-                # Our formatter refuses sets. Plain arguments go without it, because it takes several times as long.
+                # The refusal of sets takes several times as long.
                 fill = partial(_FORMATTER.vformat, choice, (), _plain_items(arguments))
             return _WRITERS[str](_made_by_user(choice, fill))
         try:
             values = map(arguments.__getitem__, self._in_text)
             return self._text % tuple([_WRITERS[type(value)](value) for value in values])
         except (KeyError, ValueError):
-            # A value is of another type, or is an int of more digits than Python writes.
+            # Another type, or an int of more digits than Python writes.
             return _written(arguments if self._counting is None else {name: arguments[name] for name in self._counting})
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
@@ -281,25 +265,11 @@ _FORMATTER = _Formatter()
 
 
 def _has_set(value: Any) -> bool:
-    """Whether a set is somewhere in *value*, or in the dump of a model."""
     if hasattr(type(value), "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
         value = [*value, *value.values()]
     return isinstance(value, AbstractSet) or (isinstance(value, list | tuple) and any(map(_has_set, value)))
-
-
-def _refuse_no_value(choice: Any, made: Any) -> None:
-    """Refuse a value that a callable returns by mistake: with None, all such calls would have one key."""
-    if isinstance(made, CoroutineType):
-        # If it is not closed, Python warns that nobody has awaited it.
-        made.close()
-        raise ConfigurationError(f"lock_key={choice!r} returned a coroutine; give a `def` that returns the value")
-    if made is None:
-        raise ConfigurationError(
-            f"lock_key={choice!r} returned None for this call; return (), or another constant, to give all such calls "
-            "one key; to count every argument, set lock_key=None on the task"
-        )
 
 
 def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
@@ -315,15 +285,9 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
 
 def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
     """The parameters that *choice* names; None if all of them count, or a callable decides."""
-    parameters = signature.parameters
     if choice is None or callable(choice):
         return None
-    if isinstance(choice, str) and choice in parameters and option == "lock_key":
-        # `("name")` lacks the comma of a tuple.
-        raise ConfigurationError(
-            f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
-            f'("{choice}",) or "{{{choice}}}"?'
-        )
+    parameters = signature.parameters
     if isinstance(choice, str):
         names = _parameters_in(option, choice)
     elif isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
@@ -346,8 +310,9 @@ def _parameters_in(option: str, template: str) -> list[str]:
     except ValueError as error:
         raise ConfigurationError(f"{option}={template!r} is not a format string: {error}") from error
     if not names:
-        whole = "; to lock the task as a whole use lock_key=()" if option == "lock_key" else ""
-        raise ConfigurationError(f"{option}={template!r} names no {{parameter}}{whole}")
+        # `("x")` lacks the comma of a tuple.
+        other = '; write ("x",) or "{x}" to count a parameter x, or lock_key=() to lock the task as a whole'
+        raise ConfigurationError(f"{option}={template!r} names no {{parameter}}{other if option == 'lock_key' else ''}")
     return names
 
 
@@ -366,8 +331,8 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """For a task with `pydantic=True`, a function that makes the models which the body receives."""
-    # Celery keeps `pydantic=True` nowhere, but wraps the body in a function of celery.app.base.
+    """For a task with `pydantic=True`, a function that makes the models for the body."""
+    # Celery keeps `pydantic=True` nowhere.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
@@ -25,7 +25,7 @@ except ImportError:
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# kombu's channel attributes for a visibility timeout, and their options. Pub/Sub needs none: kombu extends deadlines.
+# kombu's channel attributes for a visibility timeout, and their options.
 _TIMEOUTS = {
     "visibility_timeout": "visibility_timeout",
     "default_visibility_timeout": "visibility_timeout",
@@ -33,11 +33,11 @@ _TIMEOUTS = {
 }
 
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
-_SWEEP = 120.0
+SWEEP = 120.0
 _delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
 UNSET: Any = object()
-# The acquire script reads every place, so a higher limit would slow it.
+# The acquire script reads every place.
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
@@ -83,11 +83,6 @@ def given(value: Any) -> str:
     return text if is_plain else f"<a {type(value).__qualname__} {text}>"
 
 
-def is_unicode(text: str) -> bool:
-    """False for a text with lone surrogates, which cannot be sent."""
-    return text == text.encode(errors="replace").decode()
-
-
 def one_of(name: str, value: Any, words: Any) -> Any:
     *others, last = map(repr, get_args(words))
     if not isinstance(value, str) or value not in get_args(words):
@@ -111,8 +106,6 @@ def label(name: str, value: Any) -> str:
 
 
 class Lockable:
-    """Marks the base class of locked tasks. `isinstance` finds it through any proxy of a task."""
-
     name: str
     locks: ClassVar[bool] = True
     """False inside `testing.disabled`."""
@@ -120,7 +113,6 @@ class Lockable:
     @classmethod
     def is_lockable(cls) -> bool:
         """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        # The name of a class may be None: Celery then names only the object.
         return Lockable.locks and (cls.name or "")[:7] != "celery."
 
 
@@ -136,13 +128,13 @@ def base_in(cls: type[Any]) -> type[Any]:
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
     """The assigned value, else the configured one. With a namespace, Celery before 5.7 reverses this order."""
-    # Load the configuration before `changes` is read, because loading may assign settings.
+    # Loading the configuration may assign settings.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
 
 class Option(NamedTuple):
-    """A `lock_*` option. If it is *app_wide*, a setting of the app can replace the default."""
+    """A `lock_*` option; with *app_wide*, a setting of the app can replace its default."""
 
     default: Any
     check: Callable[[str, Any], Any]
@@ -152,7 +144,6 @@ class Option(NamedTuple):
 class SingletonOptions(TypedDict, total=False):
     """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
 
-    # Also the table of the options. `lock_key` and `lock_name` have no `Option`, because keys.py checks them.
     lock_mode: Annotated[Mode | None, Option("while_executing", partial(one_of, words=Mode), app_wide=False)]
     lock_key: KeyChoice
     lock_name: str | None
@@ -190,7 +181,6 @@ _NOT_SENT = (
     "'reschedule' or 'wait', or "
 )
 _NO_SUCCESSOR = _NOT_SENT + "lock_mode='until_and_while_executing', in which the newest call runs next"
-# Modes and policies that cannot work together, with the reason and the alternative.
 _REFUSED_PAIRS = {
     **{(mode, "join"): _NOT_SENT + "lock_mode='while_executing'" for mode in get_args(Mode)[1:]},
     **{("until_executed", policy): _NO_SUCCESSOR for policy in ("rerun", "replace")},
@@ -224,22 +214,15 @@ class LockOptions:
     visibility_timeout: float
     skip_result: Any
     holder_name: str
-    kills: bool = field(init=False)
-    redelivered_within: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        # No properties, because each run reads these two.
-        object.__setattr__(self, "kills", self.on_lost == "kill" and self.mode != "until_executing")
-        object.__setattr__(self, "redelivered_within", self.visibility_timeout + _SWEEP)
+    kills: bool
+    redelivered_within: float
 
     @property
     def unique_in_queue(self) -> bool:
-        """Equal calls are refused when they are published."""
         return self.mode != "while_executing"
 
     @property
     def newest_wins(self) -> bool:
-        """A later call supersedes a call that waits or is queued."""
         return self.on_conflict in ("rerun", "replace")
 
     @property
@@ -255,7 +238,7 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 
 def wait_until_bound(task: Any) -> None:
-    """Return once Celery has bound the task: another thread can call a task that is registered and still unbound."""
+    """Another thread can call a task that is registered and still unbound."""
     if not task.__bound__:
         task.bind(task.app)
     give_up_at = clock() + _LONGEST_BINDING_S
@@ -265,21 +248,18 @@ def wait_until_bound(task: Any) -> None:
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The `lock_<name>` of a task or a task class; `task.lock_key` would bind a function."""
+    """The `lock_<name>` of a task; `task.lock_key` would bind a function."""
     name = f"lock_{name}"
-    if isinstance(task, type):
-        return getattr(task, name, default)
     return vars(task).get(name, getattr(type(task), name, default))
 
 
 def refuse(faults: Iterable[str]) -> None:
-    """Raise a `ConfigurationError` with a line for each of the *faults*, if there is one."""
     if lines := list(dict.fromkeys(faults)):
         raise ConfigurationError("\n".join(lines))
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task or a class of tasks, and the faults. An *app* adds its settings and the defaults."""
+    """The checked values of a task, and the faults. An *app* adds its settings and the defaults."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():
@@ -303,23 +283,16 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
 
 def visibility_timeout_of(app: Celery) -> float:
-    """Seconds until the broker delivers an unacknowledged message again."""
     options = app.conf.broker_transport_options or {}
     value = options["visibility_timeout"] if "visibility_timeout" in options else _timeout_of_transport(app, options)
-    try:
-        timeout = float(value)
-    except (TypeError, ValueError):
-        timeout = -1.0
-    if not 0 <= timeout < float("inf"):
-        raise ConfigurationError(
-            f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
-            f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
-        )
-    return min(timeout, _CENTURY)
+    # SQS takes a text.
+    with suppress(TypeError, ValueError):
+        value = float(value)
+    return seconds("broker_transport_options: visibility_timeout", value, least=0)
 
 
 def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
-    # A transport may have no timeout, and may need a package that is not installed here.
+    # A transport may need a package that is not installed here.
     with suppress(Exception):
         channel = app.connection_for_read().get_transport_cls().Channel
         for default, option in _TIMEOUTS.items():
@@ -342,12 +315,11 @@ def prefix_of(app: Celery) -> str:
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
-        # In a cluster the first braces of a key are its hash tag, and ours come after the prefix.
+        # In a cluster, the first braces of a key are its hash tag.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
-    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix or not is_unicode(prefix):
+    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces that UTF-8 can "
-            f"encode, such as {_DEFAULT_PREFIX!r}"
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {_DEFAULT_PREFIX!r}"
         )
     return prefix
 

@@ -14,22 +14,20 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
-# Where Celery's result backend looks for sentinels if the URL names no port.
+# If the URL names no port, Celery's result backend looks for sentinels there.
 _PORT_OF_RESULTS = 6379
-# The transport options by which Celery finds the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The app's attribute for a pair: the URL that was assigned when the store was opened, and the store.
+# The app's attribute: the URL that was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
 stores_of_locks: list[Callable[[Celery], Store]] = []
 """Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options of other libraries for which `_nearest` would suggest a wrong name.
+# Options of others for which `_nearest` would suggest a wrong name.
 _MEANT = {
     **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
     "lock_blocking_timeout": "lock_wait_timeout",
 }
-# Options, settings and methods of other libraries, with their counterparts here.
 _OF_OTHERS: Mapping[str, Mapping[str, str]] = {
     "celery-singleton": {
         "unique_on": "lock_key",
@@ -71,23 +69,19 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def store_of(app: Celery) -> Store:
-    """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned.
-
-    Raises:
-        ConfigurationError: The app has no Redis that this library can use, or an unknown setting.
-    """
+    """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned."""
     # Look among the assigned settings only: a search of all would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = getattr(app, _STORE, (None, None))
     if store is None or before != assigned:
         options.refuse(faults_in_settings(app))
         store = open_store(app)
-        setattr(app, _STORE, (assigned, store))
+        # Not `setattr`, which the class of a user's app may refuse.
+        vars(app)[_STORE] = assigned, store
     return store
 
 
 def open_store(app: Celery) -> Store:
-    """Another store of the app's locks, with connections of its own; raises as `store_of`."""
     try:
         return _opened(app)
     except ConfigurationError as error:
@@ -155,12 +149,13 @@ def _as_text(url: Any) -> str:
     return ";".join(part for part in parts if isinstance(part, str))
 
 
-def faults_in_names(cls: type[Any]) -> Iterator[str]:
-    """Names in a class of tasks that look like an option and are none, or belong to another library.
+def faults_in_names(task: Any) -> Iterator[str]:
+    """Names in the classes of a task that look like an option and are none, or belong to another library.
 
-    A method or property is the user's own unless another library has a method of that name. An override of a base's
-    attribute is the user's own, too. In the decorator, an option without its prefix is a fault.
+    The user's own are: what overrides an attribute of a base, and methods and properties, unless another library has a
+    method of that name.
     """
+    cls = task.__class__
     ours = options.base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
         if each in ours:
@@ -175,7 +170,7 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
             elif is_decorated or not hasattr(type(value), "__get__"):
                 fault = fault or _fault_in_name(name)
             if fault:
-                yield f"task {cls.name}: {fault}"
+                yield f"task {task.name}: {fault}"
 
 
 def check_name(task: Any, name: str) -> None:
@@ -196,11 +191,9 @@ def check_call_options(task: str, given: Mapping[str, Any]) -> None:
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
-    """Settings that do not exist, or are spelled so that Celery does not read them."""
     namespace = options.as_celery_reads(app, "").lower()
     readable = {name: options.as_celery_reads(app, name) for name in options.SETTINGS}
-    # Read the names only: a source of settings may compute the values.
-    for written in map(str, app.conf):
+    for written in map(str, app.conf):  # never the values, which may be secret or computed
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, options.as_celery_reads(app, name))
         # A name that Celery does not read may be another program's.
@@ -230,7 +223,6 @@ def _fault_in_name(name: str) -> str:
 
 
 def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
-    """The library that *name* is from, and the counterpart here; empty for an unknown name."""
     for library, counterparts in tables.items():
         if name in counterparts:
             here = counterparts[name]

@@ -12,8 +12,8 @@ from celery.worker import state
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.steps import LostConnection
 from celery_singleton_lock.stores.records import Ending
+from celery_singleton_lock.worker import LostConnection
 from tests.servers import Server
 
 

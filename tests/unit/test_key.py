@@ -193,7 +193,7 @@ NO_KEYS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "a number": (("{}", "{0}"), ("unknown parameter",)),
     "no field": (("", "all", "100 %", "{{x}}"), ("lock_key=()",)),
     "a broken format": (("{x", "x}", "{x!}", "{x!z}", "{x!R:>5}", "{x:{x!z}}"), ("is not a format string",)),
-    "a missing comma": (("x",), ("did you mean", '("x",)', '"{x}"')),
+    "a missing comma": (("x",), ('("x",)', '"{x}"')),
     "another type": ((1, True, 1.5, {"x"}, {"x": 1}, ["x", 1], [None], b"x"), KINDS),
 }
 
@@ -274,18 +274,13 @@ def test_a_format_string_that_shows_a_set_is_refused_and_told_the_alternatives(
         assert words in str(refused.value)
 
 
-async def later(*_: Any) -> int:
-    return 1
-
-
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
         (lambda *_: None, r"returned None .*\(\), .*lock_key=None on the task"),
-        (later, "returned a coroutine; give a `def`"),
         (lambda x: x["missing"], "fails for this call .*TypeError"),
     ],
-    ids=["None", "a coroutine", "an error"],
+    ids=["None", "an error"],
 )
 def test_a_callable_that_makes_no_key_is_refused_for_this_call(choice: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=f"task shop.tasks.sync: lock_key=.*{says}"):

@@ -170,8 +170,13 @@ def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any])
 
 
 def test_a_class_without_a_name_gets_the_name_that_celery_gives(app: Celery) -> None:
+    subclasses = list[str]()
+
     class Sync(SingletonTask):
         lock_mode = "until_executed"
+
+        def __init_subclass__(cls) -> None:
+            subclasses.append(cls.__name__)
 
         def run(self, x: int) -> int:
             return x
@@ -184,6 +189,7 @@ def test_a_class_without_a_name_gets_the_name_that_celery_gives(app: Celery) -> 
         assert task.apply((7,)).get() == 7
         assert task.delay(1).id == task.lock_state(1).queued
     check_beat(app, has_lease=False)
+    assert subclasses == ["Other"]
 
 
 def test_a_fault_of_a_class_without_a_name_is_told_under_that_name(
@@ -284,7 +290,7 @@ def test_an_annotation_wins_over_the_code(app: Celery, annotated: str) -> None:
     assert task.lock_key_for(1) == task.lock_key_for(2)
 
 
-@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{shop}", None, 7, b"shop", "\udc80"])
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{shop}", None, 7, b"shop"])
 def test_a_prefix_that_would_break_the_hash_tag_is_refused(app: Celery, prefix: Any) -> None:
     app.conf.singleton_lock_prefix = prefix
     task = make(app)
@@ -339,7 +345,7 @@ def test_where_no_option_tells_the_visibility_timeout_is_that_of_the_transport(
     assert count.lock_options.visibility_timeout == seconds
 
 
-@pytest.mark.parametrize("value", ["1h", None, timedelta(hours=1), -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", ["1h", None, -1, float("nan"), float("inf")])
 def test_a_visibility_timeout_that_is_no_number_is_refused(app: Celery, value: Any) -> None:
     app.conf.broker_transport_options = {"visibility_timeout": value}
 

@@ -102,6 +102,18 @@ def test_an_app_has_one_store_and_another_app_another_unless_it_is_in_memory() -
     assert one is two is not three
 
 
+def test_an_app_that_takes_no_attributes_of_others_has_a_store() -> None:
+    class Strict(Celery):
+        def __setattr__(self, name: str, value: Any) -> None:
+            assert "singleton" not in name
+            super().__setattr__(name, value)
+
+    app = Strict("shop", set_as_current=False)
+    app.conf.singleton_lock_url = "redis://localhost"
+
+    assert store_of(app) is store_of(app)
+
+
 def test_an_app_without_a_store_may_define_tasks() -> None:
     app = app_with(broker_url="amqp://localhost//")
 
