@@ -1,6 +1,7 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
 import time
+from contextvars import ContextVar
 from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +21,7 @@ from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.publish import leaves_its_key, options_by_name, origin_here, publish, queue_by, replacing
-from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for
+from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
@@ -51,6 +52,11 @@ else:
 
         abstract = True
         __class_getitem__ = classmethod(GenericAlias)
+
+
+# The task id of the last run in this context that has left nothing to do. `after_return` reads it, because the request
+# is slow to find.
+_just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
 class SingletonTask(option.Lockable, TypedTask[P, R_co]):
@@ -131,6 +137,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         finally:
             if run.phase is not OVER:
                 connect_postrun()
+        if run.phase is OVER:
+            _just_over.set(run.task_id)
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -299,6 +307,12 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         outer = self.request
         # Without `headers`, Celery treats each name that it does not know as a header, and publishes it with a retry.
         return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Release what is still held if the release in `__call__` has failed."""
+        if _just_over.get() != task_id:
+            release_at_task_end(self, status, retval)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, with the user's request class and ours joined."""
