@@ -1,9 +1,8 @@
-"""Messages that wait for their turn in the main process of a worker, as every message with a countdown does.
+"""Messages that wait for their turn in the main process of a worker, in Celery's timer.
 
-Celery's timer holds such a message, which leaves the timer at its time, or earlier if its turn is woken.
-
-A message waits here after its run was refused. A new message waits here at once if other calls of its key are in this
-worker, because its run would need a process only to be refused. Then the line asks for the turn.
+A message leaves the timer at its time, or earlier if its turn is woken. It waits here after its run was refused. A new
+message waits here at once if other calls of its key are in this worker, because its run would need a process only to be
+refused. Then the line asks for the turn.
 """
 
 import logging
@@ -24,7 +23,6 @@ from celery import Task
 from celery.app.task import Context
 from celery.bootsteps import StartStopStep
 from celery.signals import worker_shutting_down
-from celery.utils.functional import maybe_list
 from celery.worker import state
 
 from celery_singleton_lock.definition.options import broker_delays
@@ -39,9 +37,9 @@ from celery_singleton_lock.runs.run import is_later_attempt
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
-# Seconds in which a call that was revoked leaves the line.
+# Seconds in which a revoked call leaves the line. Celery itself would notice only when the countdown is over.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds that a started run has to ask for its lock. Then new messages stop waiting for the run.
+# Seconds for which new messages wait for a started run to ask for its lock.
 _ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 10
@@ -55,21 +53,9 @@ class Waiting:
     args: Any
     entry: Any = None
 
-    @property
-    def is_revoked(self) -> bool:
-        """The call was revoked, which Celery itself notices only when the countdown is over."""
-        request = self.args[0]
-        if request.id in state.revoked:
-            return True
-        return any(
-            each in maybe_list(state.revoked_stamps.get(name, ()))
-            for name, value in request.stamps.items()
-            for each in maybe_list(value)
-        )
-
 
 class WaitingMessages:
-    """The messages that wait in a consumer for their turns. Task strategies use it as their timer."""
+    """The messages that wait in a consumer for their turns; task strategies take this object for their timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
@@ -82,14 +68,14 @@ class WaitingMessages:
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self._woken: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
-        self._looks_for_revoked = False
+        self._looks: Any = None
         self._cancelled = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
 
     def start(self) -> None:
-        """From now on, start messages when their turns are woken: in the event loop if the worker has one."""
+        """From now on, start messages when their turns are woken."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
         if self._hub is not None:
@@ -97,12 +83,15 @@ class WaitingMessages:
             self._hub.add_reader(hears, self._hear, hears)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
+        self._looks = self._timer.call_repeatedly(_LOOK_FOR_REVOKED, self._wake_revoked)
         # While a worker ends softly, it starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self) -> None:
         """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
+        if self._looks is not None:
+            self._timer.cancel(self._looks)
         self._leave_line()
         self._waiting.clear()
         ends = self._ends
@@ -116,12 +105,12 @@ class WaitingMessages:
             end.close()
 
     def _leave_line(self, **_: Any) -> None:
-        """Take all messages out of the line, so that other turns are woken instead."""
+        """Leave the line, so that the turns of other workers are woken instead."""
         for one in list(self._waiting):
             self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
-        """As the timer, but sooner for a message whose turn is woken."""
+        """As the timer, but sooner if the message's turn is woken."""
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
             one = args[0].in_line()
@@ -137,7 +126,6 @@ class WaitingMessages:
         # Join the line first: if *at* has passed, the timer calls `_go` at once, which leaves the line.
         self._line.add(one)
         waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
-        self._look_for_revoked()
         return waiting.entry
 
     def _go(self, one: InLine, *_: Any) -> None:
@@ -156,7 +144,7 @@ class WaitingMessages:
         return type("Request", (RequestInTurn, given), {"messages": self}) if _takes_turns_here(task) else given
 
     def meets_others(self, request: "RequestInTurn", key: str) -> bool:
-        """Whether calls of its key are in the pool or in line. If not, the request goes to the pool."""
+        """Whether calls of its key are in the pool or in line. If not, remember that the request goes to the pool."""
         last = self._last.get(key)
         if self._ends and ((last is not None and last.is_in_pool) or self._line.has(store_of(request.app), key)):
             return True
@@ -166,13 +154,13 @@ class WaitingMessages:
     def _is_expected(self, one: InLine) -> bool:
         """The last call that went to the pool has yet to ask for the place that looks free."""
         last = self._last.get(one.claim.key)
-        # With several places, one may be free beside the place of that run.
+        # With several places, another may be free.
         return one.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
     def _has_turn(self, one: InLine, conflict: Conflict) -> bool:
         if (waiting := self._waiting.get(one)) is None:
             return False
-        # Send the event in the consumer's thread, which owns the event dispatcher.
+        # Event dispatchers work in the consumer's thread only.
         waiting.args[0].report(conflict, self._call_soon)
         # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
         self._ring()
@@ -188,18 +176,10 @@ class WaitingMessages:
             with suppress(OSError):
                 end.send(b".")
 
-    def _look_for_revoked(self) -> None:
-        if not self._looks_for_revoked:
-            self._looks_for_revoked = True
-            self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
-
     def _wake_revoked(self) -> None:
-        self._looks_for_revoked = False
-        if self._waiting:
-            self._look_for_revoked()
-        if state.revoked or state.revoked_stamps:
+        if state.revoked:
             for one, waiting in list(self._waiting.items()):
-                if waiting.is_revoked:
+                if waiting.args[0].id in state.revoked:
                     self._wake(one)
 
     def _listen(self, hears: socket.socket) -> None:
@@ -207,7 +187,7 @@ class WaitingMessages:
             pass
 
     def _hear(self, hears: socket.socket) -> bool:
-        """Start the messages that were woken. False if nothing more will be heard."""
+        """Start the messages that were woken; False if this end is closed."""
         received = b""
         with suppress(OSError):
             received = hears.recv(4096)
@@ -222,7 +202,7 @@ class WaitingMessages:
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
-            # A cancelled entry stays in the timer for a time, and `inspect scheduled` shows each message there.
+            # A cancelled entry stays in the timer for a time, and `inspect scheduled` would show its message.
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
@@ -237,24 +217,24 @@ class WaitingMessages:
         self._cancelled = 0
         left = [each for each in entries if not each.entry.canceled]
         heapify(left)
-        # Change this very list, which the event loop goes on using.
+        # In place, because the event loop goes on using this list.
         entries[:] = left
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """Whether new calls of the task may wait in the main process: their runs, if refused, would only take a turn."""
+    """Whether a run of the task, if refused, would only take a turn, so that new calls may wait in the main process."""
     try:
         options = task.lock_options
     except ConfigurationError:
         return False
     takes_turns = POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
     is_patient = options.wait_timeout is None or options.wait_timeout >= REFUSED.first
-    # With quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
+    # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
     return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
 
 
 class CallsThatWait(StartStopStep):
-    """The step of a consumer that makes, starts and stops its `WaitingMessages`."""
+    """Makes, starts and stops the `WaitingMessages` of a consumer."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -265,7 +245,7 @@ class CallsThatWait(StartStopStep):
 
 
 class RequestInTurn(SingletonRequest):
-    """A request for a task whose calls take turns. Its message may wait here before its run has asked for the lock."""
+    """A request whose message may wait here before its run has asked for the lock."""
 
     messages: WaitingMessages
     _in_line: InLine | None = None
@@ -290,7 +270,7 @@ class RequestInTurn(SingletonRequest):
         if self._in_line is not None:
             self._in_line.claim.may_be_copy = may_be_copy
             delay = delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
-            # Celery keeps a message with such a time in its timer.
+            # So Celery keeps the message in its timer.
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 
     def in_line(self) -> InLine | None:
