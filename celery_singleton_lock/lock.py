@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial, wraps
+from functools import wraps
 from types import CoroutineType, GeneratorType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import ref
@@ -28,7 +28,6 @@ from celery_singleton_lock.leases.lease import (
     give_back,
     holds,
     is_undone,
-    known_holds,
     new_token,
     release_in_loop,
     release_soon,
@@ -69,23 +68,22 @@ class Lock:
     Waiters are served in the order of their arrival.
 
     Threads and asyncio tasks that share one object compete with each other, and so do two objects with one name. A
-    `with` block may end in another context or thread of its process. After a fork, the child holds nothing. A task
-    with the same `lock_name` and `lock_key=()` takes the same lock.
+    `with` block may end in another context or thread of its process. After a fork, the child holds nothing.
 
-    In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`: the rules are the same,
-    and the event loop is not blocked. A blocking call raises an error there if it would have to wait.
+    In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`. A blocking call raises an
+    error there if it would have to wait.
 
     Arguments:
         name: The name of the lock, 1 to 200 characters.
         url: The store, see `singleton_lock_url`; by default the store of *app*.
         app: The Celery app whose settings apply; by default the current one.
-        ttl: Seconds that a lease lasts without renewal, at least 1; by default 30.
-        limit: The number of holders at once; by default 1. Each object grants by its own limit.
+        ttl: Seconds that a lease lasts without renewal, at least 1.
+        limit: The number of holders at once. Each object grants by its own limit.
         reentrant: A thread (or greenlet, or asyncio task) that holds the lock through this object may acquire it
             again. The lock is free after as many releases. By default False: a thread of an executor serves many
             asyncio tasks, and a re-entrant lock would take them for one.
-        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits; 0 asks once. By default
-            None: as long as it takes. `lock.timeout` may be set later, for example on the lock of `task.lock_for(...)`.
+        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits; 0 asks once, None waits
+            for as long as it takes. `lock.timeout` may be set later.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
@@ -107,7 +105,7 @@ class Lock:
     ) -> None:
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
-        # A program without a store fails where it makes the lock.
+        # Otherwise a program without a store would fail only at its first use of the lock.
         _ = self._store
         self._key = key_of(prefix_of(self._app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
@@ -116,25 +114,18 @@ class Lock:
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()
-        # Only this dict keeps a block's hold: a forgotten `Lock` must not renew its lease.
+        # The holds of `with` blocks, which another context may leave.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
-        """Wait for the lock, for at most *timeout* seconds.
-
-        Raises:
-            LockHeld: Others held the lock until then.
-            ConfigurationError: *timeout* was set to a value that is not allowed.
-            SingletonLockError: The lock is held, and this thread runs an event loop.
-        """
+        """Wait for the lock, for at most *timeout* seconds; then raise `LockHeld`."""
         return _granted(self._take(_patience(True, self.timeout), _statement()))
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release the lease of this block, unless that was done; in any context and thread.
 
         Raises:
-            SingletonLockError: Nobody in this process has entered the block, or it was left before. An error that
-                ends the block propagates instead.
+            SingletonLockError: Nobody in this process has entered the block, or it was left before.
         """
         statement = _statement()
         hold = None
@@ -178,8 +169,7 @@ class Lock:
         Raises:
             ConfigurationError: *function* is neither, or its call returns work to do after the release.
         """
-        called = _called_by(function)
-        is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+        is_lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
             raise ConfigurationError(f"lock key={self._key} cannot decorate {function!r:.80}: {_TAKES_FUNCTIONS}")
 
@@ -193,7 +183,7 @@ class Lock:
             async with self:
                 return self._done(function, await cast("Awaitable[Any]", function(*args, **kwargs)))
 
-        return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(called) else locked
+        return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(function) else locked
 
     def _done(self, function: Callable[..., Any], result: R) -> R:
         if not is_undone(result):
@@ -234,10 +224,7 @@ class Lock:
         return taken if isinstance(taken, Lease) else None
 
     async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
-        """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing.
-
-        Give the lease back by `await lease.arelease()`, in any task.
-        """
+        """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing."""
         taken = await self._take_in_loop(_patience(True, timeout))
         return taken if isinstance(taken, Lease) else None
 
@@ -245,7 +232,7 @@ class Lock:
         """Release the lease that this thread, or asyncio task, acquired last. Elsewhere call `lease.release()`.
 
         Raises:
-            SingletonLockError: This thread or task holds no lease through this object, or has released it already.
+            SingletonLockError: This thread or task holds no lease through this object.
         """
         hold = self._latest()
         if hold is None:
@@ -259,7 +246,6 @@ class Lock:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
-        """The lease, or the conflict after *patience* seconds. *statement* is the `with` that takes it, if any."""
         if patience != 0 and waits_stop_greenlets():
             # Refuse even a free lock: otherwise a program would fail only once the lock is held.
             raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
@@ -272,7 +258,7 @@ class Lock:
                 answer = hold.lease.wait(patience)
             return self._taken(hold, answer)
         except BaseException:
-            # A signal handler may raise after the grant and before the caller has the lease.
+            # A signal handler may have raised after the grant.
             give_back(hold)
             raise
 
@@ -281,7 +267,6 @@ class Lock:
         try:
             answer = await acquire_in_loop(hold.lease, patience) if hold.takes == 1 else None
         except BaseException:
-            # `acquire_in_loop` gives the lease back.
             forget(hold)
             raise
         return self._taken(hold, answer)
@@ -291,8 +276,7 @@ class Lock:
         is_again = latest is not None and latest.lease.time_left > 0
         lease = latest.lease if latest is not None and is_again else self._new_lease()
         hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
-        lasting = [known for known in holds.get() if (other := known()) is not None and other.lasts]
-        holds.set((*lasting, (lambda: hold) if statement is None else ref(hold)))
+        holds.set((*(known for known in holds.get() if known.lasts), hold))
         return hold
 
     def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | Conflict:
@@ -304,17 +288,17 @@ class Lock:
         else:
             hold.lease.report_granted()
         if hold.statement is not None:
-            # Only after the grant: nobody may leave a block that is not entered yet.
+            # After the grant: otherwise another thread could leave a block that is not entered yet.
             self._blocks[hold] = True
         return hold.lease.view
 
     def _latest(self) -> Hold | None:
         caller = _caller()
-        mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
+        mine = [hold for hold in holds.get() if hold.lock() is self and hold.caller == caller and hold.lasts]
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if an error ends a block that is unknown."""
+        """The hold of the block that *statement* ends; None if an error ends an unknown block."""
         # If two threads leave the same block at once, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
@@ -327,17 +311,11 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Without such a block, prefer one that this context knows. Among several, end one whose lease is over, which
-        harms nobody; else the last.
+        Without such a block, the last that this context knows, or else the last of all.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
-        known = known_holds()
-
-        def likeness(hold: Hold) -> tuple[bool, ...]:
-            own = hold.statement == statement
-            return (own,) if own else (own, hold in known, not hold.lease.time_left)
-
-        found = max(blocks, key=likeness, default=None)
+        known = holds.get()
+        found = max(blocks, key=lambda hold: (hold.statement == statement, hold in known), default=None)
         # A re-entrant lease is released as often as it was taken, in the reverse order.
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 
@@ -353,16 +331,9 @@ def _granted(taken: Lease | Conflict) -> Lease:
     return taken
 
 
-def _called_by(function: Any) -> Any:
-    """The function that runs when *function* is called, as far as that is known before."""
-    while isinstance(function, partial):
-        function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
-
-
 def _statement() -> object:
     """An id of the calling `with`, which begins and ends in one frame, even if a generator changes threads."""
-    # The frame is None if a greenlet begins with this call.
+    # None if a greenlet begins with this call.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters a block in one frame and leaves it in another.
@@ -372,7 +343,7 @@ def _statement() -> object:
 
 
 def _caller() -> tuple[int, object]:
-    """The calling thread and asyncio task. A context is no proof: a new task begins with a copy of another's."""
+    """The calling thread and asyncio task. A context would be no proof: a new task begins with a copy of another's."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return threading.get_ident(), task and ref(task)

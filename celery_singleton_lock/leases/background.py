@@ -17,15 +17,14 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent server is not asked again: releases at other servers would wait. Short, because keys must
-# be free soon after their store is back.
+# Seconds for which a silent server is not asked again: otherwise releases at other servers would wait.
 _SILENCE = 1.0
 # Seconds after which a request that was under way has surely arrived.
 _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """A thread, under gevent and eventlet a greenlet. Calls functions in order; ends when idle unless it *stays*."""
+    """Calls functions in order, in a thread or greenlet that ends when idle unless it *stays*."""
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
         self._stays = stays
@@ -41,12 +40,11 @@ class Background(DaemonThread):
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
     def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """Call a function after *delay* seconds, and after the functions that were due before."""
         self.put(call, delay)
         self.ensure()
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """As `submit`, without starting the thread: the function waits until the thread runs."""
+        """As `submit`, without starting the thread."""
         if self._pid != os.getpid():
             # A program in C, such as uWSGI, forks without Python's hooks.
             self.start_over()
@@ -93,8 +91,7 @@ class PendingRelease:
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` if the store has not answered
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
-    # The acquire or the mark may still be under way, and arrive after the release. So the release is repeated for three
-    # seconds after the first answer.
+    # The acquire or the mark may arrive after the release, which is therefore repeated after its first answer.
     may_arrive: bool = False
 
     def __call__(self) -> None:
@@ -102,12 +99,11 @@ class PendingRelease:
         try:
             pause = self._try()
         finally:
-            # Try again even after an unexpected error, which the thread logs.
             if pause and clock() + pause < self.give_up_at:
                 background.submit(self, pause)
 
     def _try(self) -> float:
-        """Seconds until the next try; 0.0 if none is needed."""
+        """Try once. Returns the seconds until the next try; 0.0 if none is needed."""
         part = self.store.part_of(self.key)
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():

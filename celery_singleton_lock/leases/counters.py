@@ -20,27 +20,23 @@ from celery_singleton_lock.stores.records import Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 
 _EVERY = 5.0
-# Seconds until counts are sent again to a store that has not answered.
-_AGAIN = 15.0
 _BOUND = 1.0
-# The counts, and the events for the history, that a process keeps between two flushes; the oldest are dropped.
+# Beyond these the oldest are dropped, if a store is silent.
 _MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
-_MOST_TASKS = 500
-_LONGEST_NAME = 200
 BEGINS_EVENT = '{"at": "'
-"""The start of each event in the history. The hash has one other field, `last`: a number."""
+"""The start of each event in the history. Its hash has one other field, `last`: a number."""
 # The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
-"""Upper bounds of the buckets of a histogram, in seconds; one more bucket has the longer times."""
+"""Upper bounds of the buckets of a histogram, in seconds."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
 """The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
-    """The key of the counts, or the history, of all locks with the prefix of *key*; without braces, unlike a lock key.
+    """The key of the counts, or the history, of all locks with the prefix of *key*.
 
     The counts are a hash with a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
     """
@@ -54,7 +50,7 @@ class Counters:
         self.ensure_own()
 
     def ensure_own(self) -> None:
-        """Forget the counts of the parent process, which sends them itself."""
+        """After a fork, forget the counts of the parent process, which sends them itself."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -62,12 +58,11 @@ class Counters:
         self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
         # For each key of a store a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
-        self._tasks: set[str] = set()
         self._will_flush = False
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event of a lease that the heartbeat watches. Use `count` for any other: it looks for a fork first.
+        """Count an event of a lease that the heartbeat watches; for any other, `count` looks for a fork first.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
@@ -78,7 +73,7 @@ class Counters:
     def note(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Note an event for the history, in words of the log; *holder* is the task id of the call in the way."""
+        """Note an event for the history; *holder* is the task id of the call in the way."""
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
         self.ensure_own()
@@ -96,7 +91,7 @@ class Counters:
         self._will_flush = True
 
     def flush(self) -> None:
-        """Send all counts and events, a second at most for each request; those of a silent store are kept for later."""
+        """Send all counts and events; those of a silent store are kept for later."""
         if self._pid != os.getpid():
             return
         with self._flushing:
@@ -105,7 +100,7 @@ class Counters:
             finally:
                 self._will_flush = False
                 if self._unsent or self._events or self._noted:
-                    self.flush_later(_AGAIN if self._unsent else _EVERY)
+                    self.flush_later(_EVERY)
 
     def _send(self) -> None:
         self._add_up()
@@ -113,7 +108,7 @@ class Counters:
             try:
                 (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
                 del self._unsent[store, key]
-                # A run that asked during the flush has opened a second connection, which would stay open.
+                # Otherwise the second connection of a run that asked during the flush would stay open.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept and sent with the next"
@@ -121,13 +116,14 @@ class Counters:
                 log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        # Grouped first: a busy process counts the same few events thousands of times.
+        # Grouped, because a busy process counts the same few events thousands of times.
         values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
         for store, key, what, task, label, value in _taken_from(self._events):
             values_of[store, key.partition("{")[0], what, task, label].append(value)
         for (store, start, what, task, label), values in values_of.items():
             sums = self._unsent.setdefault((store, hash_of(start)), Counter())
-            name = self._name_of(task)
+            # A lone surrogate cannot be sent.
+            name = task.encode(errors="replace").decode()
             if what != "held":
                 sums[f"{what}:{label}:{name}"] += len(values)
             if what in ("acquired", "held"):
@@ -140,14 +136,6 @@ class Counters:
             texts = self._unsent.setdefault((store, hash_of(key, "history")), deque(maxlen=store.history))
             texts.append(json.dumps({name: value or None for name, value in entry.items()}))
 
-    def _name_of(self, task: str) -> str:
-        if task not in self._tasks:
-            if len(self._tasks) >= _MOST_TASKS:
-                return "_other"
-            self._tasks.add(task)
-        # A lone surrogate cannot be sent.
-        return task[:_LONGEST_NAME].encode(errors="replace").decode()
-
 
 def _taken_from(events: deque[Any]) -> list[Any]:
     # Other threads only append, so the present number can be taken without a race.
@@ -155,7 +143,6 @@ def _taken_from(events: deque[Any]) -> list[Any]:
 
 
 def _in_buckets(values: list[float]) -> Iterator[tuple[str, int]]:
-    """The number of values in each bucket that has any."""
     values.sort()
     before = 0
     for bound in (*BOUNDS, inf):
@@ -170,7 +157,6 @@ note = counters.note
 
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:
-    """Count an event, even as the first event in a forked process."""
     counters.ensure_own()
     counters.add(store, key, what, task, label)
 

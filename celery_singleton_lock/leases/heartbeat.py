@@ -14,20 +14,13 @@ from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Renewal, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.leases.interrupt import DeadMan
+    from celery_singleton_lock.leases.holding import Holding
 
-# Parts of a ttl: a lease is renewed after the first and certainly ours for the second. The server's clock may run
-# slightly faster than ours; Redlock allows the same drift.
-_RENEWED_AFTER = 1 / 3
-_CERTAIN = 0.99
-_DRIFT_FLOOR = 0.002
 _BEATS_PER_TTL = 12
-_LATE = 4
 _SHORTEST_PAUSE = 0.05
 # Seconds for a renewal, as it may first connect to a distant store; each reply may take a second.
 _LONGEST_RENEWAL = 5.0
@@ -35,97 +28,32 @@ _LONGEST_RENEWAL = 5.0
 _LATE_RENEWAL = 1.0
 # The timeout of a wait does not count the time for which the machine is suspended, and the store counts it.
 _LONGEST_SLEEP = 3600.0
-# Seconds without a lease after which the thread ends; short tasks one after another share a thread.
+# Seconds without a lease after which the thread ends.
 _LINGERS = 5.0
 # Log lines for one beat, however many leases it concerns.
 _MOST_LINES = 10
 _NEVER = float("inf")
-_REASONS: dict[Renewal, LostReason | None] = {
-    Renewal.RENEWED: None,
-    Renewal.REPLACED: "replaced",
-    Renewal.BROKEN: "broken",
-    Renewal.TAKEN: "taken",
-    Renewal.GONE: "expired",
-}
-
-
-class Renewable:
-    """A claim as the heartbeat sees it. `Holding` has the rest."""
-
-    store: Store
-    claim: Claim
-    key: str
-    ttl: float
-    task_id: str | None
-    pid: int
-    # For all who must not keep the lease alive.
-    weak: "ref[Any]"
-    deadman: "DeadMan | None"
-    # On `clock()`. Earlier than the store's own deadline, by an allowance for the drift of clocks.
-    deadline: float = 0.0
-    next_renewal: float = 0.0
-    thread: "RenewalThread | None" = None
-    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    _told_late_for: float = 0.0  # the last deadline whose lateness was logged
-
-    @property
-    def is_kept(self) -> bool:
-        raise NotImplementedError
-
-    def lose(self, reason: LostReason) -> None:
-        raise NotImplementedError
-
-    @property
-    def time_left(self) -> float:
-        """Seconds for which this process keeps others out, asked to stop or not."""
-        return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
-
-    def renewed(self, sent_at: float) -> None:
-        """Count the ttl from *sent_at*, when the answered request was sent."""
-        self.deadline = sent_at + self.ttl * _CERTAIN - _DRIFT_FLOOR
-        self.next_renewal = sent_at + self.ttl * _RENEWED_AFTER
-        self.is_unsure = False
-        if self.deadman is not None:
-            self.deadman.arm(self.deadline)
-
-    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
-        """Apply the answer to a renewal. The result is the reason if the lease is lost, or the holder has to stop."""
-        reason = _REASONS[answer]
-        if reason is None or reason in REASONS_TO_STOP:
-            # A holder that is asked to stop keeps its lease until it has stopped.
-            self.renewed(sent_at)
-        return reason
-
-    def lateness(self, now: float) -> float:
-        """Seconds by which its renewal is late; 0.0 if in time, or if that was logged before."""
-        if now < self.next_renewal <= self.deadline:
-            return 0.0
-        late = now - min(self.next_renewal, self.deadline)
-        if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
-            return 0.0
-        self._told_late_for = self.deadline
-        return late
 
 
 class RenewalThread(DaemonThread):
     """Renews the leases of this process in one store, or in one part of it, when they are due.
 
-    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The log and the
-    event loop use greenlet locks, so the thread leaves each call to them to a greenlet.
+    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The log and
+    event loops use the locks of greenlets, so a greenlet makes each call to them.
     """
 
-    def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
+    def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
         self.store = store
-        self.part = part
-        self._heartbeat = heartbeat
+        self._threads = threads
+        self._part = part
         self._client = store
         # Weak references: a lease that nobody can release must not be renewed for ever.
-        self.watching: dict[ref[Renewable], None] = {}
+        self.watching: dict[ref[Holding], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
         self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
 
-    def add(self, holding: Renewable) -> None:
+    def add(self, holding: "Holding") -> None:
         holding.thread = self
         self.watching[holding.weak] = None
         if self._greenlet is not None:
@@ -136,11 +64,10 @@ class RenewalThread(DaemonThread):
         if holding.next_renewal < self._wakes_at:
             self._wakes.put(None)
 
-    def remove(self, holding: Renewable) -> None:
-        """Stop renewing it. A renewal that is under way never brings back a released lease."""
+    def remove(self, holding: "Holding") -> None:
         self.watching.pop(holding.weak, None)
 
-    def watched(self) -> list[Renewable]:
+    def watched(self) -> "list[Holding]":
         watched = []
         for known in list(self.watching):
             if (holding := known()) is not None and holding.is_kept:
@@ -150,14 +77,14 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _start(self, run: Callable[[object], None], mark: object) -> None:
-        self._heartbeat.threads.setdefault(self.part, self)
+        self._threads.setdefault(self._part, self)
         start_native_thread(partial(run, mark))
 
     def _has_work(self) -> bool:
         return bool(self.watching)
 
     def _step(self) -> bool:
-        # Reset before `watched`: otherwise a lease that is added meanwhile would not wake this thread.
+        # Before `watched`: otherwise a lease that is added meanwhile would not wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -170,7 +97,7 @@ class RenewalThread(DaemonThread):
             return True
         # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
         if not due and self._greenlet is None:
-            self._heartbeat.threads.pop(self.part, None)
+            self._threads.pop(self._part, None)
             return False
         self._wakes_at = _NEVER
         try:
@@ -184,29 +111,22 @@ class RenewalThread(DaemonThread):
         return True
 
     def _beat(self) -> None:
-        if self.store.has_parts:
-            for holding in self.watched():
-                if self.store.part_of(holding.key) is not self.part:
-                    self._call(partial(self._heartbeat.watch, holding))
-                # If a greenlet calls `watch` later, keep the lease until then: nobody else would renew it.
-                if holding.thread is not self:
-                    self.remove(holding)
         now = clock()
         for holding in self.watched():
-            # A deadline alone loses no lease, because a beat that comes late has to ask the store first.
+            # After its deadline alone no lease is lost: a beat that comes late asks the store first.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Renew those that are due soon, too: thousands of leases must not each cost a request.
+        # Renew those that are due soon, too: otherwise each of thousands of leases would cost a request.
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 
-    def _renew(self, holdings: list[Renewable]) -> None:
+    def _renew(self, holdings: "list[Holding]") -> None:
         sent_at = clock()
-        # The bound is the nearest deadline, so that a loss is reported as it passes.
+        # The nearest deadline is the bound: otherwise a loss would be reported late.
         left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # A lease that waits for an answer is not late.
+            # Otherwise a lease that waits for its answer would be told as late.
             holding.next_renewal = sent_at + bound
         try:
             if self._greenlet is not None and self._client is self.store:
@@ -227,13 +147,13 @@ class RenewalThread(DaemonThread):
             if holding.is_kept and (reason := holding.answered(answer, sent_at)) is not None:
                 self._lose(holding, reason)
 
-    def _lose(self, holding: Renewable, reason: LostReason) -> None:
+    def _lose(self, holding: "Holding", reason: LostReason) -> None:
         self._call(partial(holding.lose, reason))
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
 
     def _log(self, *line: Any, **fields: Any) -> None:
-        # In the background, because a handler may block.
+        # In the background: a handler of the log may block, and renewals would be late.
         self._call(partial(background.submit, partial(log.write, *line, **fields)))
 
     def _call(self, call: Callable[[], object]) -> None:
@@ -250,16 +170,15 @@ class Heartbeat:
     A renewal without an answer may have worked, so the lease is lost only once its deadline passes. A beat that comes
     late asks even after the deadline: the key may still be free, or the main process may have renewed the lease.
 
-    Each store, or each part of a store that has parts, has a thread of its own, so a silent store costs the leases at
-    the others nothing. A signal may raise anywhere in `watch`, so `watch` and the threads share no lock.
+    Each store, or each server of a cluster, has a thread of its own: a silent one must not cost the leases at the
+    others. A signal may raise anywhere in `watch`, so `watch` and the threads share no lock.
     """
 
     def __init__(self) -> None:
         self._pid = 0
         self.threads: dict[Hashable, RenewalThread] = {}
 
-    def watch(self, holding: Renewable) -> None:
-        """Renew a lease from now on, for as long as something else refers to it."""
+    def watch(self, holding: "Holding") -> None:
         if self._pid != holding.pid:
             # After a fork, the threads are the parent's.
             self._pid, self.threads = holding.pid, {}
@@ -269,24 +188,21 @@ class Heartbeat:
         thread = self.threads.get(part)
         if thread is None:
             store.on_clock_step = partial(_report_step, store.address)
-            thread = RenewalThread(self, store, part)
+            thread = RenewalThread(self.threads, store, part)
         thread.add(holding)
 
-    def watched(self) -> list[Renewable]:
+    def watched(self) -> "list[Holding]":
         threads = list(self.threads.values()) if self._pid == os.getpid() else []
         return [holding for thread in threads for holding in thread.watched()]
 
 
-def tell_late(late: dict[Renewable, float]) -> None:
+def tell_late(late: "dict[Holding, float]") -> None:
     text = "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
     for number, (one, seconds) in enumerate(late.items()):
         if number < _MOST_LINES:
             told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
             background.submit(partial(log.write, logging.WARNING, "lock.late", text, **told))
-        facts = one.claim.facts
-        # A `Lock` has no task.
-        task = facts.task_name or (lock_name_of(one.key) if facts.task_id else "")
-        count(one.store, one.key, "late", task)
+        count(one.store, one.key, "late", one.task_name)
 
 
 def _report_step(address: str, seconds: float) -> None:

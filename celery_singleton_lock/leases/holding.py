@@ -1,20 +1,6 @@
 """A claim, from the first request for it to its release. Users see a granted one as a `Lease`.
 
-A claim goes through these states. Each change is a single write, because a signal may raise between two:
-
-    NEW            it is asked for                             ASKING
-    ASKING         refused, and nothing of it is in the store  NEW
-    ASKING         refused, and has a turn in the line         QUEUED
-    ASKING         granted                                     HELD
-    ASKING         no answer, and given back                   RELEASED
-    QUEUED         it is asked for again                       ASKING
-    QUEUED         its turn is given back                      RELEASED
-    HELD           a successor, or a person, wants it to end   ASKED_TO_STOP
-    HELD           gone, or not renewed by its deadline        LOST
-    HELD           given back                                  RELEASED
-    ASKED_TO_STOP  gone, or not renewed by its deadline        LOST
-    ASKED_TO_STOP  given back                                  RELEASED
-    LOST           given back: it may be in the store          RELEASED
+docs/explanation/how-it-works.md draws its states, and says what leads from one to another.
 """
 
 import logging
@@ -37,34 +23,51 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
-from celery_singleton_lock.leases.heartbeat import Renewable, heartbeat, tell_late
+from celery_singleton_lock.leases.heartbeat import RenewalThread, heartbeat, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Marker, Release, Verdict
+from celery_singleton_lock.stores.records import (
+    UNANSWERED,
+    Claim,
+    Conflict,
+    Ending,
+    Grant,
+    Marker,
+    Release,
+    Renewal,
+    Verdict,
+)
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
+# Parts of a ttl: a lease is renewed after the first and certainly ours for the second. The server's clock may run
+# slightly faster than ours; Redlock allows the same drift.
+_RENEWED_AFTER = 1 / 3
+_CERTAIN = 0.99
+_DRIFT_FLOOR = 0.002
+# A renewal that is late by less than a fourth of the ttl is not worth a line in the log.
+_LATE = 4
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds that a process has to report the loss of a lease before it is killed for that loss.
 _LAST_WORDS = 1.0
-# Ttls for which the store keeps a turn; a waiter asks at least once in a ttl.
+# In ttls; a waiter asks at least once in a ttl.
 _TURN_LASTS = 3
 
 
 class State(IntEnum):
-    """How far a claim is."""
+    """How far a claim is. Each change is a single write, because a signal may raise between two."""
 
-    NEW = 0
+    NEW = 0  # nothing of it is in the store
     ASKING = 1  # a request for it is under way, or had no answer
-    QUEUED = 2
+    QUEUED = 2  # it has a turn
     HELD = 3
     ASKED_TO_STOP = 4  # it is still ours, until its holder has ended
-    LOST = 5
+    LOST = 5  # gone, or not renewed by its deadline; it may still be in the store
     RELEASED = 6
 
 
@@ -80,9 +83,16 @@ _LEADS_TO = (
     (RELEASED,),
     (),
 )
+_REASONS: dict[Renewal, LostReason | None] = {
+    Renewal.RENEWED: None,
+    Renewal.REPLACED: "replaced",
+    Renewal.BROKEN: "broken",
+    Renewal.TAKEN: "taken",
+    Renewal.GONE: "expired",
+}
 
 
-class Holding(Renewable):
+class Holding:
     """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
 
     Arguments:
@@ -94,6 +104,12 @@ class Holding(Renewable):
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
+    # On `clock()`. Earlier than the store's own deadline, by an allowance for the drift of clocks.
+    deadline: float = 0.0
+    next_renewal: float = 0.0
+    thread: RenewalThread | None = None
+    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
+    _told_late_for: float = 0.0  # the last deadline whose lateness was logged
     is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
     takes: int = 1  # how many releases give it back
     ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
@@ -111,7 +127,7 @@ class Holding(Renewable):
         deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
-        # Set on the instance: these are read most, and reading a class default is four times slower.
+        # On the instance: these are read most, and a class default is four times slower to read.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
@@ -123,23 +139,24 @@ class Holding(Renewable):
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
         self._sender = sender
-        # Empty for a `Lock`: names of locks may contain ids, and each name would be one more counter.
-        self._task: str = getattr(sender, "name", "")
+        # Empty for a `Lock`: names of locks may contain ids, and each would be one more counter.
+        self.task_name: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self.deadman = deadman
         self.pid: int = os.getpid()
+        # For all who must not keep the lease alive.
         self.weak: ref[Any] = ref(self)
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""
-        # No call lies between this check and the write, so no signal and no other thread comes between them.
+        # Without a call between this check and the write, so that no signal and no other thread comes between them.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
 
     @property
     def view(self) -> Lease:
-        """The object that users get: the same for as long as anybody has it."""
+        """The object that users get."""
         view = self._view() if self._view is not None else None
         if view is None:
             view = Lease(self)
@@ -160,13 +177,18 @@ class Holding(Renewable):
         """The heartbeat keeps it alive."""
         return self.state in (HELD, ASKED_TO_STOP)
 
+    @property
+    def time_left(self) -> float:
+        """Seconds for which this process keeps others out, asked to stop or not."""
+        return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
+
     def remaining(self) -> float:
         return self.time_left if self.state is HELD else 0.0
 
     # Asking for it.
 
     def acquire(self) -> Verdict:
-        """Ask the store once. After an error the caller has to release: the request may have worked."""
+        """Ask once. After an error the caller has to release: the request may have worked."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
@@ -184,19 +206,16 @@ class Holding(Renewable):
         self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """After a refusal, wait in line for *timeout* seconds at most; errors as `acquire`.
+        """After a refusal, wait in line for *timeout* seconds at most, and return the last answer.
 
-        The holder's release wakes the next in line. If the holder has died, the first in line notice at its deadline.
-
-        Returns:
-            The last answer. Without a grant, or after an exception, the caller gives the turn back by `release`.
+        Without a grant, or after an exception, the caller has to give the turn back by `release`.
         """
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
         with Bell(self.store, self.claim.channel) as bell:
             bell.wait(pause_before(self.claim, give_up_at))
             answer = self.acquire()
-            while pause := pause_after(answer, self.claim, give_up_at, is_deaf=bell.is_deaf):
+            while pause := pause_after(answer, self.claim, give_up_at):
                 bell.wait(pause)
                 answer = self.acquire()
             return answer
@@ -209,10 +228,13 @@ class Holding(Renewable):
         self.go_to(HELD)
         self.renewed(grant.sent_at)
         heartbeat.watch(self)
-        if grant.died is not None:
-            log.tell_of_death(self.key, grant.died, _RAN_OUT)
-            note(self.store, self.key, "holder_died", "", grant.died.task_name or self._task, grant.died)
-        # INFO for a task only, because a task has logged that it waits.
+        if (died := grant.died) is not None:
+            died_task = died.task_name or self.task_name
+            log.tell_of_death(self.key, died, _RAN_OUT)
+            note(self.store, self.key, "holder_died", "", died_task, died)
+            count(self.store, self.key, "holder_died", died_task)
+            count(self.store, self.key, "taken_over", self.task_name)
+        # A task has logged that it waits, a `Lock` has not.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             told: dict[str, Any] = {"fence": self.fence, "took_over": grant.took_over, "waited": self.waited}
@@ -221,17 +243,39 @@ class Holding(Renewable):
     def report_granted(self) -> None:
         """Count the grant, and send `lock_acquired`. The release is then counted and sent as well."""
         self._is_reported = True
-        counters.add(self.store, self.key, "acquired", self._task, "", self.waited)
-        if (died := self.grant.died) is not None:
-            counters.add(self.store, self.key, "taken_over", self._task)
-            counters.add(self.store, self.key, "holder_died", died.task_name or self._task)
+        counters.add(self.store, self.key, "acquired", self.task_name, "", self.waited)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self._sender, lease=self.view)
 
     # While it is held.
 
+    def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, when the answered request was sent."""
+        self.deadline = sent_at + self.ttl * _CERTAIN - _DRIFT_FLOOR
+        self.next_renewal = sent_at + self.ttl * _RENEWED_AFTER
+        self.is_unsure = False
+        if self.deadman is not None:
+            self.deadman.arm(self.deadline)
+
+    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
+        """Apply the answer to a renewal. Returns the reason if the lease is lost, or the holder has to stop."""
+        reason = _REASONS[answer]
+        if reason is None or reason in REASONS_TO_STOP:
+            # A holder that is asked to stop keeps its lease until it has stopped.
+            self.renewed(sent_at)
+        return reason
+
+    def lateness(self, now: float) -> float:
+        """Seconds by which its renewal is late; 0.0 if in time, or if that was logged before."""
+        if now < self.next_renewal <= self.deadline:
+            return 0.0
+        late = now - min(self.next_renewal, self.deadline)
+        if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
+            return 0.0
+        self._told_late_for = self.deadline
+        return late
+
     def check(self) -> None:
-        """See `Lease.check`."""
         reason: NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
             # The heartbeat got no time to run, but the main process of a worker may have renewed the lease.
@@ -246,9 +290,8 @@ class Holding(Renewable):
             raise LockLost(self.key, self.lost_reason or reason)
 
     def lose(self, reason: LostReason) -> None:
-        """Report the first request to stop, and the first loss. After a release nothing is lost."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
-            # A person's request outranks a successor's.
+            # A person's request outranks that of a successor.
             self.lost_reason = reason
         try:
             self.go_to(ASKED_TO_STOP if reason in REASONS_TO_STOP else LOST)
@@ -257,7 +300,6 @@ class Holding(Renewable):
         self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
-        # Set the reason at once: until then another thread sees the new state without it. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
@@ -267,11 +309,10 @@ class Holding(Renewable):
                 self._on_lost(self, reason)
         finally:
             if self._sender is not None:
-                count(self.store, self.key, "lost", self._task, reason)
-                note(self.store, self.key, "lost", reason, self._task, self.claim.facts)
+                count(self.store, self.key, "lost", self.task_name, reason)
+                note(self.store, self.key, "lost", reason, self.task_name, self.claim.facts)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
-            # If the policy, or a person, has asked for this end, it is no error.
             level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
             who: dict[str, Any] = {"key": self.key, "task_id": self.task_id}
             background.submit(partial(log.write, level, "lock.lost", **who, reason=reason))
@@ -279,7 +320,6 @@ class Holding(Renewable):
                 background.submit(self._die)
 
     def _die(self) -> None:
-        """Kill this process if its body still runs."""
         counters.flush()
         if self.state is LOST and self.deadman is not None:
             self.deadman.kill()
@@ -295,7 +335,7 @@ class Holding(Renewable):
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, or raise why it is not possible. True if it was the last: then call `give_back`."""
+        """Count a release, or raise if there is nothing to release. True if it was the last: then call `give_back`."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
@@ -305,7 +345,7 @@ class Holding(Renewable):
         return True
 
     def give_back(self) -> None:
-        """As `release`, but without checking `unreleased`, and without counting `takes`."""
+        """As `release`, without checking `unreleased` and counting `takes`."""
         answer = self._end()
         self.marker = answer.marker
         if answer.marker == "none":
@@ -319,7 +359,7 @@ class Holding(Renewable):
         if logger.isEnabledFor(logging.DEBUG):
             log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
         if self._is_reported:
-            counters.add(self.store, self.key, "held", self._task, "", self._stopped_at - self.grant.sent_at)
+            counters.add(self.store, self.key, "held", self.task_name, "", self._stopped_at - self.grant.sent_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
 
@@ -341,13 +381,11 @@ class Holding(Renewable):
         return answer
 
     def pending_release(self) -> PendingRelease:
-        """The release to repeat until the lease and the time for redeliveries are both over."""
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
         return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
-        """Stop renewing."""
         if self.state is not RELEASED:
             self._stopped_at = clock()
             if self.state is HELD and (late := self.lateness(self._stopped_at)):
@@ -361,8 +399,6 @@ class Holding(Renewable):
 
 
 class _Nothing(Holding):
-    """The lease of a body without a lock, so that its `self.lock` is never None."""
-
     def check(self) -> None:
         """Return: there is nothing to lose."""
 
@@ -372,4 +408,4 @@ class _Nothing(Holding):
 
 
 NULL_LEASE = _Nothing(cast("Store", None), Claim("", "", 0.0)).view
-"""Not held, its fence is 0, and `check` returns."""
+"""The lease of a body without a lock."""

@@ -3,12 +3,9 @@
 In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
 CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
 
-If a callback of asyncio got the exception, the loop would log it and the body would go on. So a loop cancels the tasks
-whose context has the body's lease. All loops do, because the body may wait for another thread's task. In the thread of
-a loop the exception is raised only after the loop has been silent for some seconds.
-
-With `lock_on_lost="kill"` a kernel timer kills the process at the deadline of its lease, even if the process is
-starved, stopped or frozen.
+If a callback of asyncio got the exception, the loop would log it and the body would go on. So each loop cancels the
+tasks whose context has the body's lease, in any thread, because the body may wait for them. In the thread of a loop the
+exception is raised only after the loop has been silent for some seconds.
 """
 
 import asyncio
@@ -36,7 +33,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockLost, LostReaso
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current, running_loop
 from celery_singleton_lock.log import log
-from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
+from celery_singleton_lock.stores.threads import call_soon, patched_by
 from celery_singleton_lock.stores.threads import current as current_greenlet
 
 if TYPE_CHECKING:
@@ -44,7 +41,7 @@ if TYPE_CHECKING:
 
 Loop = asyncio.AbstractEventLoop
 
-# Applications rarely use the real-time signals, of which glibc keeps the first few. macOS has none.
+# Applications rarely use the real-time signals. glibc keeps the first few; macOS has none.
 _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
 # `signal.getsignal` makes an enum of each answer, which is slow before each body.
@@ -54,10 +51,10 @@ _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
 # The first tries raise nothing while an event loop is silent, or while cancelled tasks are ending.
 _CAREFUL_TRIES = 5
-# Seconds after which the log says that a body goes on; long enough for a body that cleans up.
+# Seconds that a body has to clean up before the log says that it goes on.
 _TOLD_AFTER = 10.0
 
-# The interrupts that the signal is to deliver in the main thread.
+# For the handler of the signal.
 _sent: deque["Interrupt"] = deque()
 
 
@@ -66,11 +63,9 @@ class Interrupt:
 
     # The exception was raised in the body, which may have caught it, or its tasks were cancelled.
     delivered = False
-    # It was delivered in the body's own thread, so no further try is made.
-    _has_reached_its_thread = False
+    _has_reached_its_thread = False  # no further try is made
     _thread: int | None = None
     _greenlet: Any = None
-    _hub: Any = None
     _outer_loop: Loop | None = None
     _error: LockLost | None = None
     _lease: "Holding"
@@ -82,7 +77,6 @@ class Interrupt:
         thread = threading.get_ident()
         if patched_by() is not None:
             self._greenlet = current_greenlet()
-            self._hub = hub()
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
@@ -98,8 +92,7 @@ class Interrupt:
                     _raise_in(thread, None)
 
     def on_lost(self, lease: "Holding", reason: LostReason) -> None:
-        """Raise `LockLost` in the body, if it runs and its process is not about to be killed."""
-        # The timer of a lost lease kills this process. A holder that is asked to stop has time to end in order.
+        """Raise `LockLost` in the body, if it runs and its process is not about to be killed by its timer."""
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
         with self._guard:
@@ -109,7 +102,7 @@ class Interrupt:
             self._error = LockLost(lease.key, reason)
             self._cancelled_in = set()
             if self._greenlet is not None:
-                call_soon(self._hub, self.deliver)
+                call_soon(self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
@@ -131,7 +124,7 @@ class Interrupt:
         asked = list[Loop]()
         for loop in _loops_that_run():
             if loop is not self._outer_loop:
-                # A loop may be closed in this moment, and may be of any library.
+                # A loop of any library, which may be closed in this moment.
                 with suppress(Exception):
                     loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
                     asked.append(loop)
@@ -201,11 +194,11 @@ class Interrupt:
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops that run in this process. Only the garbage collector knows them all."""
+    """The event loops of all threads, which only the garbage collector knows."""
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
-    # Not `gc.get_objects`: its list refers to tuples under construction, and their threads get a SystemError.
+    # `gc.get_objects` would refer to tuples under construction, and their threads would get a SystemError.
     for each in gc.get_referrers(*kinds):
         if isinstance(each, Loop):
             with suppress(Exception):
@@ -233,14 +226,14 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # No test of `_sent` first: a second signal may empty it next.
+    # Without a test of `_sent`: a second signal may empty it next.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
 
 
 def _starts_another(thread: int) -> bool:
-    """The thread starts another. CPython 3.11 would raise in the new one, and the starter would hang."""
+    """CPython 3.11 would raise in the new thread, and the starter would hang."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
@@ -250,7 +243,7 @@ def _starts_another(thread: int) -> bool:
 
 
 def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """Raise an instance of *error* in the thread; None takes back an error that was not raised there yet."""
+    """None takes back an error that was not raised there yet."""
     of_class = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), of_class)
 
@@ -282,7 +275,7 @@ def has_fired(pid: int, at: float) -> bool:
 
 
 class DeadMan:
-    """One timer of this process. The kernel has few timers, so `disarm`, or the end of this object, gives it back."""
+    """A timer of this process. The kernel has few, so `disarm`, or the end of this object, gives it back."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -314,7 +307,7 @@ class DeadMan:
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process now, after it has told of its loss."""
+        """Kill this process now, after it has told of its loss, so that `has_fired` does not tell again."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 

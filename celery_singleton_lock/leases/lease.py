@@ -18,7 +18,6 @@ from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.line import pause_after, pause_before
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
-from celery_singleton_lock.stores.redis.listener import DEAF
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 if TYPE_CHECKING:
@@ -26,15 +25,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Threads that make the requests of this process's event loops.
 _THREADS = 8
-# One pool for each process: after a fork, the threads are the parent's.
+# By pid: after a fork, the threads are the parent's.
 _pools: dict[int, ThreadPoolExecutor] = {}
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
 def new_token() -> str:
-    """A token that nobody else has."""
     # No batch is read ahead: a forked process, or a restored snapshot, would use the same tokens again.
     return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
@@ -42,12 +39,12 @@ def new_token() -> str:
 class Lease:
     """One execution's time-bound right to a lock key.
 
-    A lease is not mutual exclusion of side effects: a process that is paused past its deadline wakes up without the
-    lease and continues until it checks. Call `check()` before a step that must not happen twice, and hand `fence` to a
-    resource that can compare it with the greatest it has seen.
+    A process that is paused past the deadline wakes up without the lease, and continues until it checks. Call `check()`
+    before a step that must not happen twice, and hand `fence` to a resource that can compare it with the greatest it
+    has seen.
 
-    The heartbeat renews it every third of its ttl, so two renewals may be missed. Renewal stops once nothing
-    refers to its run, its `Lock` or this object.
+    The heartbeat renews it every third of its ttl, until its run or the context that acquired it has ended, and nothing
+    refers to it.
 
     Attributes:
         key: The lock key.
@@ -118,14 +115,14 @@ def is_undone(result: Any) -> bool:
 
 
 def task_id_of(lease: Lease) -> str | None:
-    """The task id of the run that has the lease; None if it is no task's."""
+    """None if it is no task's."""
     return lease._holding.task_id  # noqa: SLF001 (it is this library's)
 
 
-# The leases under which the calling code runs, and those that it has taken through a `Lock`.
-
+# The public function raises without a loop, which is slow.
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
-"""The event loop that this thread runs, or None. Without a loop the public function raises, which is slow."""
+
+# The leases under which the calling code runs, and those that it has taken through a `Lock`.
 
 # Weak references, because contexts are copied and outlive the bodies for which they were made.
 current: ContextVar[tuple["ref[Holding]", ...]] = ContextVar("current_lease", default=())
@@ -143,7 +140,7 @@ def current_lease() -> Lease | None:
 
 
 def held_here(key: str) -> "Holding | None":
-    """The lease with this key under which the calling code runs, if any; a wait for that key would never end."""
+    """The lease with this key under which the calling code runs: its wait for that key would never end."""
     leases = [lease() for lease in current.get()]
     return next((lease for lease in leases if lease is not None and lease.key == key), None)
 
@@ -160,34 +157,22 @@ class Hold:
 
     @property
     def lasts(self) -> bool:
-        """Still held: released neither by the lock nor by the lease."""
+        """Released neither by the lock nor by the lease."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
 
-KnownHolds = tuple[Callable[[], Hold | None], ...]
-
-holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
-"""A context keeps `Lock.acquire`'s hold alive. The `Lock` keeps the hold of a `with` block, because another context
-may leave the block.
-
-Contexts are copied, so a context may list holds of another thread or task, and holds that were released.
-"""
-
-
-def known_holds() -> list[Hold]:
-    """The holds in this context, the oldest first."""
-    return [hold for known in holds.get() if (hold := known()) is not None]
+# Contexts are copied, so one may list holds of another thread or task, and holds that were released.
+holds: ContextVar[tuple[Hold, ...]] = ContextVar("holds", default=())
 
 
 def has_locked(key: str) -> bool:
-    """The calling thread holds *key* by a `Lock`; a wait for it in this thread would never end."""
+    """The calling thread holds *key* by a `Lock`: its wait for that key would never end."""
     here = threading.get_ident()
-    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in known_holds())
+    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in holds.get())
 
 
 def forget(hold: Hold) -> None:
-    """End the hold; its lease is, or was, released elsewhere."""
-    holds.set(tuple([known for known in holds.get() if known() is not hold]))
+    holds.set(tuple([known for known in holds.get() if known is not hold]))
     if (lock := hold.lock()) is not None:
         lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
 
@@ -199,16 +184,13 @@ def give_back(hold: Hold) -> None:
         hold.lease.release()
 
 
-# In an event loop. A few threads of our own ask the store, never the loop's executor. Each coroutine that waits
-# costs one channel of the listener, and no thread. It can be cancelled at any `await`; a request that is under way
-# goes on, and a lease that it brings is given back.
+# In an event loop. A few threads of our own ask the store, never the loop's executor. A coroutine that waits costs one
+# channel of the listener, and no thread. If it is cancelled, a request that is under way goes on, and a lease that it
+# brings is given back.
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
-    """Take the lease, or wait in line for *patience* seconds; None waits for as long as it takes.
-
-    Without a grant, nothing stays in the store once the last request has ended.
-    """
+    """Take the lease, or wait in line for *patience* seconds; None waits for as long as it takes."""
     requests = _Requests(lease)
     try:
         answer = await requests.acquire()
@@ -223,16 +205,15 @@ async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
 
 
 async def release_in_loop(lease: "Holding") -> None:
-    """See `Lease.arelease`."""
     _loop(lease.key)
     if lease.let_go():
-        # Before the first `await`, so that nobody releases the lease twice.
+        # Before the first `await`: otherwise the lease could be released twice.
         lease.stop()
         await _Requests(lease).make(lease.give_back)
 
 
 def release_soon(lease: "Holding") -> None:
-    """Release the lease for a coroutine that is closed, and so can await nothing."""
+    """As `release_in_loop`, for a coroutine that is closed, and so can await nothing."""
     if lease.let_go():
         lease.stop()
         background.submit(lease.give_back)
@@ -253,7 +234,7 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
         listener.add(channel, bell.ring)
         await bell.wait(pause_before(lease.claim, give_up_at))
         answer = await requests.acquire()
-        while pause := pause_after(answer, lease.claim, give_up_at, is_deaf=bell.is_deaf):
+        while pause := pause_after(answer, lease.claim, give_up_at):
             await bell.wait(pause)
             answer = await requests.acquire()
         return answer
@@ -272,7 +253,7 @@ def _loop(key: str) -> asyncio.AbstractEventLoop:
 
 
 class _Requests:
-    """Requests about a lease, in threads, one after the other."""
+    """Requests about a lease, in threads."""
 
     _last: "Future[Any] | None" = None
 
@@ -289,10 +270,10 @@ class _Requests:
         return await asyncio.shield(asyncio.wrap_future(request))
 
     async def acquire(self) -> Verdict:
-        """Ask for the lease; a `StoreError` if a silent store keeps all threads busy with earlier requests."""
         began_at = clock()
 
         def ask_in_time() -> Verdict:
+            # A silent store may have kept all threads busy.
             if clock() - began_at > ACQUIRE_BOUND:
                 raise StoreError(self._lease.store.address, "no answer to earlier requests")
             return self._lease.acquire()
@@ -302,8 +283,8 @@ class _Requests:
     def give_back_last(self) -> None:
         """Release the lease after the request that is under way, without waiting for it."""
         if (last := self._last) is not None:
-            # In the background: the garbage collector may end a coroutine in a thread that has the lock of a future or
-            # of the pool. To take that lock here would be a deadlock.
+            # In the background: the garbage collector may close a coroutine in a thread that has the lock of a future
+            # or of the pool, and to take that lock here would be a deadlock.
             background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
 
     def give_back(self) -> None:
@@ -313,27 +294,18 @@ class _Requests:
 class _LoopBell:
     """Wakes a coroutine, from any thread. A ring before the wait is kept. *is_gone* is called if its loop is closed."""
 
-    is_deaf = True
-    """The listener may miss messages, so a ring may never come."""
-
     def __init__(self, is_gone: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._is_gone = is_gone
         self._rung = asyncio.Event()
 
-    def ring(self, what: str) -> None:
-        def note() -> None:
-            self.is_deaf = what == DEAF
-            self._rung.set()
-
+    def ring(self, _: str) -> None:
         try:
-            self._loop.call_soon_threadsafe(note)
+            self._loop.call_soon_threadsafe(self._rung.set)
         except RuntimeError:
-            # The loop was closed, so the coroutine never wakes.
             self._is_gone()
 
     async def wait(self, seconds: float) -> None:
-        """Return at the first ring since the last wait, or after *seconds*."""
         # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
         alarm = self._loop.call_later(seconds, self._rung.set)
         try:

@@ -3,7 +3,7 @@
 A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. For messages, the main process keeps a
 `Line`, which listens, looks whether their turns have come, and lets them go to the pool.
 
-A script writes the state of a turn, by the clock of the store. The last column says who runs the script:
+Scripts write the state of a turn. The last column says who runs the script:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -26,14 +26,12 @@ A script writes the state of a turn, by the clock of the store. The last column 
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-A turn begins as COMING with the refusal of a run. If a `Lock`, a run in its slot or a `Line` asks for a turn, it begins
-as WAITING: these listen first. A turn that the store has lost begins again, at its old rank.
+A turn begins as COMING with the refusal of a run, and as WAITING where its process listens first. While a turn is
+UNHEARD, others are woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its
+old rank.
 
-While a turn is UNHEARD, others are woken instead. The turn keeps its position: once its message is back, it goes
-before all that were refused later. New calls yield to a turn for two seconds after its listener is found gone.
-
-A wake-up may get lost, or a holder may die. Therefore the first turn of each lock in a process looks by itself:
-every two seconds if the turn is among the next few, or if the process cannot listen, and otherwise once in a ttl.
+A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself: every two
+seconds if the turn is among the next few, and otherwise once in a ttl.
 """
 
 import socket
@@ -49,12 +47,10 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
-from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
 # The scripts' word that wakes a turn. At another word, such as `near`, the turn looks.
 _FREE = "free"
-# Seconds between two looks of a turn that is among the next few.
 _SOON = 2.0
 # Seconds until the next look after a message was let go: another place may be free.
 _AT_ONCE = 0.25
@@ -81,10 +77,7 @@ class InLine:
 
 @dataclass(eq=False)
 class _OfOneLock:
-    """The messages that wait for one lock, by their channels. Two deliveries of a message have one channel."""
-
-    by_channel: dict[str, list[InLine]] = field(default_factory=dict)
-    is_deaf: bool = False
+    by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message have one channel
     looks_at: float = float("inf")
     # Since when new messages have found a place free. They have no turns, so nobody wakes them.
     found_free: dict[InLine, float] = field(default_factory=dict)
@@ -106,29 +99,25 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
     return claim.rank, claim.facts.published, claim.facts.task_id
 
 
-def _pause_of(position: Position | Conflict, ttl: float, *, is_deaf: bool) -> float:
-    if position.is_near:
-        # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
-        return min(_SOON, max(_SHORTEST, position.free_in))
-    return _SOON if is_deaf else ttl
+def _pause_of(position: Position | Conflict, ttl: float) -> float:
+    # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
+    return min(_SOON, max(_SHORTEST, position.free_in)) if position.is_near else ttl
 
 
 def pause_before(claim: Claim, give_up_at: float) -> float:
-    """Seconds that a waiter in this process waits at most for its subscription before it asks."""
+    """Seconds for which a waiter in this process waits for its subscription before it asks."""
     return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 
-def pause_after(answer: Verdict, claim: Claim, give_up_at: float, *, is_deaf: bool) -> float:
+def pause_after(answer: Verdict, claim: Claim, give_up_at: float) -> float:
     """Seconds until a waiter in this process asks again unless it is woken before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
-    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl, is_deaf=is_deaf)))
+    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl)))
 
 
 class Bell:
-    """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept. A signal wakes it, too."""
-
-    is_deaf = True  # nobody can ring it
+    """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept."""
 
     def __init__(self, store: Store, channel: str) -> None:
         self._store = store
@@ -141,19 +130,16 @@ class Bell:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Nobody publishes again on the channel of this token, so its subscription may end later.
         self._store.listener.remove(self._channel, at_once=False)
         self._rings.close()
         self._hears.close()
 
-    def _ring(self, text: str) -> None:
-        self.is_deaf = text == DEAF
-        # A full socket has woken its reader already. A closed socket has no reader.
+    def _ring(self, _: str) -> None:
+        # A full socket has woken its reader already, and a closed one has none.
         with suppress(OSError):
             self._rings.send(b".")
 
     def wait(self, seconds: float) -> None:
-        """Return at the first ring since the last wait, or after *seconds*."""
         self._hears.settimeout(min(max(seconds, _SHORTEST), _LONGEST_SLEEP))
         with suppress(TimeoutError):
             self._hears.recv(4096)
@@ -189,7 +175,6 @@ class Line:
         self.thread.submit(partial(self._remove, one))
 
     def has(self, store: Store, key: str) -> bool:
-        """Messages wait here for this lock."""
         return (store, key) in self._locks
 
     def _add(self, one: InLine) -> None:
@@ -217,15 +202,12 @@ class Line:
             del self._locks[where]
 
     def _heard(self, lock: _OfOneLock, ones: list[InLine], text: str) -> None:
-        if text == _FREE:
-            for one in tuple(ones):
-                self._wake(one)
-            return
-        if text in (LISTENING, DEAF):
-            lock.is_deaf = text == DEAF
-        # The turn may have been woken before this process listened.
         for one in tuple(ones):
-            self.thread.put(partial(self._look, lock, one))
+            if text == _FREE:
+                self._wake(one)
+            else:
+                # Its turn may have been woken before this process listened.
+                self.thread.put(partial(self._look, lock, one))
 
     def _look(self, lock: _OfOneLock, one: InLine) -> None:
         if one not in lock.by_channel.get(one.claim.channel, ()):
@@ -238,21 +220,20 @@ class Line:
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
-            # Look again after any failure, too.
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
         """Let the message come if it has to. Returns the seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(lock, one, answer)
-            return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
+            return _pause_of(answer, one.claim.ttl)
         if isinstance(answer, Position):
             if one.is_new and self._is_expected(one):
                 waited = clock() - lock.found_free.setdefault(one, clock())
                 return min(_AT_ONCE, max(_SHORTEST, waited / 2))
             has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
             if has_time and not answer.comes:
-                return _pause_of(answer, one.claim.ttl, is_deaf=lock.is_deaf)
+                return _pause_of(answer, one.claim.ttl)
         # A place is free, the time is over, the line is full, or another delivery of the message runs or has run.
         self._wake(one)
         return _AT_ONCE
@@ -265,11 +246,10 @@ class Line:
             one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
         for each in islice(lock.found_free, 1):
-            # The place is not free for the others, either.
+            # The place is not free for the next new message, either.
             self.thread.put(partial(self._look, lock, each))
 
     def _wake(self, one: InLine) -> None:
-        # Two threads can do this at once without harm: a message is taken only once.
         self._come(one)
         self.thread.put(partial(self._remove, one))
 

@@ -97,7 +97,7 @@ class Waiter:
     def ask(self) -> Grant | Conflict | Done | float:
         """The answer, or how many seconds to sleep at most."""
         answer = self._store.acquire(self.claim)
-        return pause_after(answer, self.claim, float("inf"), is_deaf=self._bell.is_deaf) or answer
+        return pause_after(answer, self.claim, float("inf")) or answer
 
     def sleep(self, seconds: float) -> None:
         self._bell.wait(seconds)

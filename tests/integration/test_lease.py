@@ -4,6 +4,7 @@ import gc
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from inspect import getdoc
 from typing import Any
@@ -158,7 +159,7 @@ def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> 
     gc.collect()
     gc.disable()
     try:
-        lease = lock.__enter__()
+        lease = copy_context().run(lock.__enter__)
         # The lease alone keeps what the heartbeat renews.
         del lock
         is_renewed(lease)

@@ -13,7 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask
-from celery_singleton_lock.stores.records import RELEASED, Claim, Holder
+from celery_singleton_lock.stores.records import Holder
 from tests.integration.conftest import here, in_a_thread
 from tests.integration.test_lock import store_at
 from tests.tracing import traced
@@ -95,19 +95,6 @@ def test_the_blocks_of_a_reentrant_lock_end_in_any_order(url: str) -> None:
     first.close()
     assert lease.held
     second.close()
-    assert holders(url, lock) == []
-
-
-def test_the_end_of_a_block_that_was_lost_takes_no_lease_from_another_one(url: str) -> None:
-    lock = Lock("stock", url=url, ttl=1)
-    lost, stack = in_a_context(lock.__enter__), ExitStack()
-    assert store_at(url).release(Claim(lock.key, lost.token, 1), None) == RELEASED
-    until(lambda: lost.lost, "it is lost")
-    lease = in_a_context(lambda: stack.enter_context(lock))
-
-    in_a_context(lambda: lock.__exit__(None, None, None))
-    assert lease.held
-    in_a_thread(stack.close)
     assert holders(url, lock) == []
 
 
