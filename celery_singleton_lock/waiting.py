@@ -105,7 +105,7 @@ class WaitingMessages:
             end.close()
 
     def _leave_line(self, **_: Any) -> None:
-        """Leave the line, so that the turns of other workers are woken instead."""
+        """Let the turns of other workers be woken instead."""
         for one in list(self._waiting):
             self._line.remove(one)
 

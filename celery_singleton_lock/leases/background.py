@@ -103,7 +103,7 @@ class PendingRelease:
                 background.submit(self, pause)
 
     def _try(self) -> float:
-        """Try once. Returns the seconds until the next try; 0.0 if none is needed."""
+        """Seconds until the next try; 0.0 if none is needed."""
         part = self.store.part_of(self.key)
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():

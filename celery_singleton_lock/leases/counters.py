@@ -50,7 +50,7 @@ class Counters:
         self.ensure_own()
 
     def ensure_own(self) -> None:
-        """After a fork, forget the counts of the parent process, which sends them itself."""
+        """Forget the counts of a parent process, which sends them itself."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()

@@ -96,8 +96,6 @@ class Holding:
     """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
 
     Arguments:
-        store: The store of the lock.
-        claim: The request for the lock.
         on_lost: Called once when the holder has to stop, and once when the lease is lost. If it blocks, renewals wait.
         deadman: Kills this process at the deadline, which each renewal moves.
         sender: The task or `Lock` that sends the signals. With None, nothing is sent or counted.
@@ -149,14 +147,13 @@ class Holding:
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""
-        # Without a call between this check and the write, so that no signal and no other thread comes between them.
+        # Without a call between this check and the write: otherwise a signal or another thread could come between them.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
 
     @property
     def view(self) -> Lease:
-        """The object that users get."""
         view = self._view() if self._view is not None else None
         if view is None:
             view = Lease(self)

@@ -54,12 +54,11 @@ _CAREFUL_TRIES = 5
 # Seconds that a body has to clean up before the log says that it goes on.
 _TOLD_AFTER = 10.0
 
-# For the handler of the signal.
 _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
-    """One body that can be interrupted once, and only inside the `with` block of this object."""
+    """One body, which can be interrupted once, inside the `with` block of this object."""
 
     # The exception was raised in the body, which may have caught it, or its tasks were cancelled.
     delivered = False
@@ -163,7 +162,7 @@ class Interrupt:
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise the error if the body still runs; called in its thread, or by the hub of its greenlet."""
+        """Raise the error if the body still runs, in its thread or in the hub of its greenlet."""
         # No lock here: a signal may call this while its thread holds the guard.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return

@@ -115,7 +115,6 @@ def is_undone(result: Any) -> bool:
 
 
 def task_id_of(lease: Lease) -> str | None:
-    """None if it is no task's."""
     return lease._holding.task_id  # noqa: SLF001 (it is this library's)
 
 

@@ -63,8 +63,6 @@ _LISTENS_WITHIN = 2.0
 
 @dataclass(eq=False)
 class InLine:
-    """A message that waits for its turn."""
-
     store: Store
     claim: Claim  # the claim that its run will make
     timeout: float = float("inf")  # seconds that the call waits from its first refusal, by the store's clock
@@ -223,7 +221,7 @@ class Line:
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
-        """Let the message come if it has to. Returns the seconds until the lock's first messages look again."""
+        """Let the message come if it has to; the seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(lock, one, answer)
             return _pause_of(answer, one.claim.ttl)
