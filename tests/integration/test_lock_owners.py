@@ -48,7 +48,7 @@ def test_a_block_is_left_wherever_its_end_is(url: str, entered: Any, way: Any) -
     lease = entered(lock.__enter__)
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    until(lambda: store_at(url).survey([lock.key])[0].waiters == 1, "it waits")
+    until(lambda: store_at(url).survey([lock.key])[0].waiting == 1, "it waits")
     way(partial(lock.__exit__, None, None, None))
 
     until(lambda: served, "the waiter has it")
@@ -156,7 +156,7 @@ def test_a_wait_that_would_block_an_event_loop_is_an_error_that_says_what_to_do(
 
     with lock:
         told = in_a_thread(lambda: asyncio.run(ask()))
-        assert store_at(url).survey([lock.key])[0].waiters == 0
+        assert store_at(url).survey([lock.key])[0].waiting == 0
     assert lock.key in told
     assert "async with lock" in told
 

@@ -115,7 +115,7 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
     began_at = time.time_ns()
     running = threading.Thread(target=traced, args=(task, "k"))
     running.start()
-    until(lambda: store_of(app).survey([claim.key])[0].waiters == 1, "it waits", timeout=PROMPTLY)
+    until(lambda: store_of(app).survey([claim.key])[0].waiting == 1, "it waits", timeout=PROMPTLY)
     store_of(app).release(claim, grant.place)
     running.join(PROMPTLY)
 

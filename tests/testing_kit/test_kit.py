@@ -125,7 +125,7 @@ def somewhere(request: pytest.FixtureRequest, app: Celery) -> AbstractContextMan
 
 
 def is_waited_for(app: Celery, key: str) -> bool:
-    return bool(store_of(app).survey([key])[0].waiters)
+    return bool(store_of(app).survey([key])[0].waiting)
 
 
 def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
