@@ -213,7 +213,6 @@ def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
     assert second.get(timeout=SOON) == "published 4"
 
 
-@pytest.mark.prove
 def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/cancel-and-start-again.md")
     worker()
@@ -221,6 +220,7 @@ def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
     # A worker says that it is ready a moment before it hears of revocations.
     until(module.app.control.ping, "the worker listens", timeout=SOON)
 
+    # The body sleeps once for each page: Python hears a signal that comes just before a sleep only after that sleep.
     runs = task.delay(7, pages=3600)
     until(lambda: task.lock_state(7).holders, "it runs", timeout=SOON)
     queued = task.apply_async((8,), countdown=3600)
