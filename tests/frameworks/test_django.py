@@ -363,7 +363,7 @@ def test_a_body_that_nobody_would_await_is_a_warning(env: dict[str, str]) -> Non
     ((name, said),) = visited(visit_with_a_coroutine, env)
 
     assert name == "celery_singleton_lock.W004"
-    assert f"task shop.async ({__file__}:" in said
+    assert "task shop.async is an `async def`" in said
 
 
 def visit_without_an_app() -> Any:
