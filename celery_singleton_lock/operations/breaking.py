@@ -14,11 +14,10 @@ from celery_singleton_lock.definition.options import Lockable
 from celery_singleton_lock.log import log, shown
 from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Holder, LockState
+from celery_singleton_lock.stores.records import Holder, LockState
 
 _LOOK_AGAIN = 0.2
-# A lease has at least two thirds of its ttl left. The next renewal comes within one third: half of what is left.
-_UNTIL_A_RENEWAL = 0.5
+_UNTIL_A_RENEWAL = 0.5  # of what is left: at least two thirds of a ttl are left, and a renewal comes within one third
 _TO_END = 5.0
 
 
@@ -28,24 +27,20 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The holders, marks and turns of one lock that a break ends, or has ended."""
+    """The holders and marks of one lock that a break ends, or has ended."""
 
     key: str
-    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
+    name: str | None = None  # the call or `Lock` that is meant; None means all
     holders: Sequence[Holder] = ()
-    dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
-    turns: Sequence[Holder] = ()
+    dropped: Sequence[str] = ()  # some of `queued`, `next` and `cooldown`
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
-        rows = rows_of(lock)
-        meant = [row.about for row in rows if name in (None, row.about.task_id, row.worker)]
-        holders = [holder for holder in meant if holder.has_lease]
-        states = {row.state for row in rows if name in (None, row.about.task_id)}
-        # While somebody holds the lock, dead turns need no break: the release passes over them.
-        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
-        dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
-        return cls(lock.key, name, holders, dropped, turns)
+        holders = [holder for holder in lock.holders if name in (None, _name_of(holder))]
+        # A cool-down after a run is not dropped by the name of its call.
+        marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
+        states = {each.state for each in marks}
+        return cls(lock.key, name, holders, [state for state in ("queued", "next", "cooldown") if state in states])
 
     def __bool__(self) -> bool:
         return bool(self.holders or self.dropped)
@@ -63,45 +58,25 @@ class Plan:
             risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
             lines += [risk] if force else []
         if self.dropped:
-            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
-            lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
+            lines.append(f"To be dropped: {', '.join(self.dropped)}")
         return "\n".join(lines)
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
-    key = plan.key
+    """Ask the plan's holders to stop, or free their places if *force*; drop the marks. Return what was done."""
     marks = bool(plan.dropped) and plan.name is None
-    turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, key, by) else []
     tokens = [holder.token for holder in plan.holders]
-    asked, dropped = locks.inventory.break_lock(key, tokens, by, marks=marks, force=force)
+    asked, dropped = locks.inventory.break_lock(plan.key, tokens, by, marks=marks, force=force)
     for holder in asked:
-        log.write(logging.INFO, "lock.broken", key=key, task_id=holder.task_id, by=by, force=force)
+        log.write(logging.INFO, "lock.broken", key=plan.key, task_id=holder.task_id, by=by, force=force)
     if plan.name is not None and plan.dropped:
-        locks.store.unmark(key, plan.name)
-        for turn in plan.turns:
-            # The message of a living call carries its rank, so its next request gets the same position back.
-            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
-        left = Plan.of(locks.survey(key), plan.name).dropped
-        dropped = [word for word in plan.dropped if word not in left]
-    return replace(plan, holders=asked, dropped=[*dropped, *turns])
-
-
-def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
-    has_dropped = False
-    while True:
-        locks.inventory.break_lock(key, (), by)
-        dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
-        for turn in dead:
-            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
-        if not dead:
-            return has_dropped
-        has_dropped = True
+        locks.store.unmark(plan.key, plan.name)
+        dropped = [*plan.dropped]
+    return replace(plan, holders=asked, dropped=dropped)
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Wait until the holders are gone, at most *seconds*; return those that are left, and how long it took."""
+    """Wait at most *seconds*; return the holders that are left, and how long it took."""
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
     began_at = clock()
@@ -115,7 +90,7 @@ def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[li
 
 
 def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
-    """The queued and next marks of locks that nobody holds, and the number of locks that somebody holds."""
+    """The queued and next marks of locks that nobody holds, and the number of held locks."""
     marks = list[Row]()
     held = 0
     for survey in surveys:
@@ -124,33 +99,24 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     return marks, held
 
 
-def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
-    """Drop the marks of locks that are not held now. Return the dropped marks, and the number of held locks."""
-    calls = {(row.lock.key, row.about.task_id) for row in agreed}
-    marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
-    dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
-    for row in dropped:
+def drop_marks(locks: Locks, marks: Iterable[Row]) -> None:
+    for row in marks:
         # Without the task id, a lease or the mark of a later call would be dropped.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
-    return dropped, held
 
 
 def break_marks(app: "Celery[Any]", pattern: str) -> int:
     """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
     locks = Locks(app)
     marks, _ = marks_left(locks.surveys(pattern))
-    dropped, _ = drop_marks(locks, marks)
-    return len(dropped)
+    drop_marks(locks, marks)
+    return len(marks)
 
 
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if *what* names a call. A call in no lock has an empty state, whose key is the task id.
-
-    Raises:
-        click.UsageError: Nothing has that name, or several names begin with it.
-    """
+    """The lock, and the task id if *what* names a call. A call in no lock has an empty state."""
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
@@ -163,15 +129,7 @@ def named(
             raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
         if found:
             return next(iter(found.values()))
-        if "{" in what:
-            locks.checked_key(what)
-        if "*" in what or "?" in what:
-            raise click.UsageError(
-                f"{what!r} is a pattern, and this command takes one lock or one call. `list {what!r}` shows their keys "
-                f"and task ids; `break --marks {what!r}` drops the marks of locks that nobody holds."
-            )
-        if not any(name.startswith(what) for name in locks.app.tasks):
-            return LockState(what), what
+        return LockState(what), what
     task = _task_named(locks.app.tasks, what)
     try:
         key = task.lock_key_of_some(*(args or ()), **(kwargs or {}))
@@ -190,28 +148,25 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):
-            # Holders come first: if a call is in several locks, its first row says the most.
             found.setdefault(task_id, (row.lock, task_id))
     # A full name means itself, even if another name begins with it.
     return {start: found[start]} if start in found else found
 
 
 def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
-    begins = [name] if name in tasks else sorted(each for each in tasks if each.startswith(name))
-    if len(begins) != 1:
-        near = begins[:3] or [each for each in tasks if each.endswith(f".{name}")][:1]
+    if name not in tasks:
+        near = sorted(each for each in tasks if each.startswith(name) or each.endswith(f".{name}"))[:3]
         near = near or get_close_matches(name, tasks, n=1)
         meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise click.UsageError(f"There is no task {name!r} in this app.{meant}")
-    task = tasks[begins[0]]
-    if not isinstance(task, Lockable):
-        raise click.UsageError(f"The task {task.name!r} is not a SingletonTask, so it has no locks.")
-    return task
+    if not isinstance(tasks[name], Lockable):
+        raise click.UsageError(f"The task {name!r} is not a SingletonTask, so it has no locks.")
+    return tasks[name]
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
     if not done:
-        return "Nothing was done: what was to be broken is gone, or waits and is alive."
+        return "Nothing was done: what was to be broken is gone."
     if not done.holders:
         return f"Dropped: {', '.join(done.dropped)}."
     if force:

@@ -1,7 +1,6 @@
 """`celery -A proj singleton`: see the locks of an app, and free one."""
 
 import getpass
-import ipaddress
 import json
 import os
 import socket
@@ -23,6 +22,7 @@ from celery_singleton_lock.operations import breaking, doctor, rows
 from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1", "[::1]"))
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
 wide_option = click.option("--wide", is_flag=True, help="Show whole names, ids and keys, on lines of any length.")
 arguments_option = click.option("-a", "--args", type=JSON_ARRAY, help="With a task: positional arguments, as JSON.")
@@ -93,7 +93,6 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     if is_json and (found or problem is None):
         click.echo(json.dumps([row.as_json() for row in found]))
     elif found:
-        # A reader of a pipe, such as grep, needs whole names.
         click.echo(rows.table([row.cells for row in found], is_wide=wide or not sys.stdout.isatty()))
     elif problem is None:
         click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
@@ -150,8 +149,8 @@ def break_lock(
     """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
     The holder hears of the break at its next renewal and ends as REVOKED. Then the
-    lock is free, so nothing overlaps. Waiters that are alive keep their turns. A
-    holder that has died needs no break: its lock is free within its ttl.
+    lock is free, so nothing overlaps. Waiters keep their turns. A holder that has
+    died needs no break: its lock is free within its ttl.
 
     WHAT is a lock, named as for `show`; or a task id, which means this call alone.
     After a purge, --marks 'shop.*' drops the queued and next marks of many locks,
@@ -165,9 +164,9 @@ def break_lock(
     lock, task_id = breaking.named(locks, what, args, kwargs)
     plan = breaking.Plan.of(lock, holder or task_id)
     if not plan:
-        why = lock.problem or "nobody holds it, there are no marks, and nobody waits"
+        why = lock.problem or "nobody holds it, and there are no marks"
         if plan.name is not None:
-            why = f"{shown(plan.name)} does not hold it, and neither is queued nor waits for it"
+            why = f"{shown(plan.name)} does not hold it, and is not queued"
         _end(plan.as_json(), f"Nothing to break in {shown(plan.key)}: {why}.", 1, is_json=is_json)
     if dry_run:
         _end(plan.as_json(), plan.text(force=force), 0, is_json=is_json)
@@ -232,7 +231,10 @@ def web(obj: Any, bind: str) -> None:
     is set.
     """
     # Here: the other commands work without the extra [web].
-    from celery_singleton_lock.web import application  # noqa: PLC0415
+    try:
+        from celery_singleton_lock.web import application  # noqa: PLC0415
+    except ImportError as error:
+        raise click.UsageError(str(error)) from error
 
     host = port = None
     with suppress(ValueError):
@@ -241,15 +243,12 @@ def web(obj: Any, bind: str) -> None:
     if not host or port is None:
         raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None
-    is_loopback = host == "localhost"
-    with suppress(ValueError):
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    if password is None and not is_loopback:
+    if password is None and host not in LOOPBACK:
         raise click.UsageError(
             f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
             "127.0.0.1, behind a proxy that authenticates"
         )
-    hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
+    hosts = None if password else LOOPBACK
     app = locks_of(obj).app
     try:
         server = application(app, password=password, hosts=hosts).server(host, port)
@@ -271,7 +270,7 @@ def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
             "key": survey.key,
             "limit": limit,
             "fence": survey.fence,
-            "holders": [row.facts for row in found if row.about.has_lease],
+            "holders": [row.as_json() for row in found if row.about.has_lease],
             "waiters": survey.waiting,
             "queued": survey.queued,
             "next": survey.next,
@@ -304,26 +303,17 @@ def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None,
 
 def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
     marks, held = breaking.marks_left(locks.surveys(pattern))
-
-    def text(verb: str) -> str:
-        number = len({row.lock.key for row in marks})
-        line = f"{verb}: {len(marks)}, of {number} locks that nobody holds." if marks else "Nothing to drop."
-        return f"{line}\nLocks left alone because they are held: {held}." if held else line
-
-    notice = text("Marks to be dropped")
-    code = int(not marks)
+    left_alone = f" Locks left alone because they are held: {held}." if held else ""
     if marks and dry_run and not is_json:
-        found = locks.rows({row.lock.key: row.lock for row in marks}.values())
-        click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
+        click.echo(rows.table([row.cells for row in marks], is_wide=True))
     if marks and not dry_run:
         if not yes:
-            click.echo(notice, err=True)
+            click.echo(f"Marks to be dropped: {len(marks)}.{left_alone}", err=True)
             _confirm()
-        marks, held_since = breaking.drop_marks(locks, marks)
-        held += held_since
-        notice = text("Dropped marks")
+        breaking.drop_marks(locks, marks)
+    notice = f"Marks {'to be dropped' if dry_run else 'dropped'}: {len(marks)}.{left_alone}"
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, int(not marks), is_json=is_json)
 
 
 def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:

@@ -1,11 +1,11 @@
-"""Checks of a deployment: its store and servers, settings, tasks, workers and holders. No check changes anything."""
+"""Checks of a deployment: its store and servers, settings, tasks, workers and holders."""
 
 import re
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock import checks
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.definition import keys, options, settings
+from celery_singleton_lock.definition import options
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -32,29 +32,25 @@ _OLDEST = 7
 _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
 _LONG_TTL = 600.0
-_FORGETS = "can grant twice"
 _QUEUED_LONG = 60.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _CLOCK_WRONG = "ages and the slots of a beat are wrong by as much, leases are not; fix the time service of that clock"
-_SEE_STORE = "not checked, because the store cannot be used"
+_PREVENTED = "not checked, because of what is said above"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
-_SILENT = "on a worker that has not answered"
+_SILENT = (
+    "on a worker that has not answered, because it is dead, busy or cut off from the broker, or of another deployment "
+    "with the same singleton_lock_prefix and store"
+)
 _IDLE = "not active on a worker that has answered"
 _OF_ANOTHER = (
     "renewed, but not active on the worker of that name. Either another deployment has the same singleton_lock_prefix "
     "and store, so give each a prefix of its own. Or the run has died a moment ago"
 )
-_ELSEWHERE = (
-    "renewed by a worker that has not answered. That worker is busy, cut off from the broker, or of another deployment "
-    "with the same singleton_lock_prefix and store"
-)
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# Before the first renewal, age plus `expires_in` is one ttl; after it, at least four thirds of a ttl.
-_RENEWED = 7 / 6
-_QUESTIONS = ("stats", "active", "active_queues", "reserved", "singleton_store")
-# Seconds to connect to the broker.
-_TO_CONNECT = 5.0
+_RENEWED = 7 / 6  # in ttls: age plus `expires_in` is one ttl before the first renewal, then at least four thirds
+_QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
+_TO_CONNECT = 5.0  # seconds, to the broker
 
 Found = tuple[bool | None, str]
 """Whether all is well, or None if that could not be checked; and the details."""
@@ -67,66 +63,56 @@ class Worker(NamedTuple):
     slots: int
     queues: set[str] | None
     active: set[str] | None
-    reserved: set[str]
     store: dict[str, Any]  # `problem`, or by how many seconds the store's clock is `ahead`
 
 
-def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
-    """A line for each finding; checks with the same detail share a line."""
-    lines = dict[tuple[bool | None, str], list[str]]()
-    for each in findings:
-        lines.setdefault((each["ok"], each["detail"]), []).append(each["name"])
+def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
     cells = []
-    for (ok, detail), names in lines.items():
-        told = shown(detail) if len(names) == 1 else f"{', '.join(names)}: {shown(detail)}"
-        verdict = "note" if ok and (names == ["advice"] or _FORGETS in detail) else _VERDICTS[ok]
-        cells.append((verdict, names[0] if len(names) == 1 else "others", told))
+    for each in findings:
+        verdict = "note" if each["name"] == "advice" else _VERDICTS[each["ok"]]
+        cells.append((verdict, each["name"], shown(each["detail"])))
     return aligned(cells)
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
     """All findings, and whether the store does not answer. The workers and the store have *timeout* seconds each."""
-    found = dict[str, Found]()
+    found: dict[str, Found] = {"store": (None, OF_ONE_PROCESS)}
     locks, ahead, is_away = None, 0.0, False
     surveys = list[LockState]()
-    with ExitStack() as stack:
+    try:
+        of_app = Locks(app)
+        if not of_app.store.is_of_one_process:
+            round_trip, ahead = of_app.inventory.latency(timeout)
+            slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
+            found["store"] = True, f"{of_app.store.address} answers in {round_trip * 1000:.2f} ms{slow}"
+            locks = of_app
+    except (ConfigurationError, StoreError) as error:
+        found["store"] = False, str(error)
+        is_away = isinstance(error, StoreError)
+    if locks:
+        found |= _about_use(locks, timeout)
         try:
-            store = stack.enter_context(closing(settings.open_store(app)))
-            if store.is_of_one_process:
-                found["store"] = None, OF_ONE_PROCESS
-            else:
-                round_trip, ahead = Inventory(store).latency(timeout)
-                slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
-                found["store"] = True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}"
-                locks = Locks(app, store)
-        except (ConfigurationError, StoreError) as error:
-            found["store"] = False, str(error)
-            is_away = isinstance(error, StoreError)
-        if locks:
-            found |= _about_use(locks, timeout)
-            try:
-                # Survey first: a run that began after its worker had answered would seem inactive.
-                surveys += locks.surveys()
-            except StoreError as error:
-                found["holders"] = None, str(error)
-        workers, silence = _ask_workers(app, timeout)
-        rows = locks.rows(surveys) if locks else []
-        advice = _advice(app, rows, workers)
-        if locks:
-            found["clock"] = _about_clocks(ahead, workers)
-            found = {"holders": _about_holders(locks, surveys, workers)} | found
-            advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
+            # Survey first: a run that began after its worker had answered would seem inactive.
+            surveys += locks.surveys()
+        except StoreError as error:
+            found["holders"] = None, str(error)
+    workers, silence = _ask_workers(app, timeout)
+    rows = locks.rows(surveys) if locks else []
+    advice = _advice(app, rows, workers)
+    if locks:
+        found["clock"] = _about_clocks(ahead, workers)
+        found.setdefault("holders", _about_holders(locks, surveys, workers))
+        advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     faults = [*checks.faults_of(app), *checks.without_base(app), *checks.never_awaited(app)]
     number = len(options.lockable(app))
     found["tasks"] = not faults, "; ".join(faults) or f"{number} with a lock, and their options can work"
     found["workers"] = _about_workers(app, workers, silence, rows)
-    findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
+    findings = [(name, *found.get(name, (None, _PREVENTED))) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": options.as_set(app, detail)} for name, ok, detail in findings], is_away
 
 
 def _about_beats(locks: Locks) -> list[str]:
-    # Other checks report an error.
     with suppress(ConfigurationError, StoreError):
         leads, last = last_leader_of(locks.app, locks.store)
         if last is not None and not leads:
@@ -153,7 +139,6 @@ def _about_caches(locks: Locks, timeout: float) -> list[str]:
 
 
 def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
-    """Whether the store's clock, which is so many seconds *ahead* of this machine's, agrees with all others."""
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
@@ -176,11 +161,11 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
         looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
         return found | {name: _of_all(look, reports) for name, look in looks}
     except StoreError as error:
-        return found | dict.fromkeys(_OF_SERVERS, (None, str(error)))
+        return found | {"server": (None, str(error))}
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers. If their findings differ, it names the servers with a fault, or else all."""
+    """One finding about all servers; if they differ, it names those with a fault, or else all."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -224,9 +209,9 @@ def _persistence(report: Mapping[str, str]) -> tuple[bool, str]:
         return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
     parts = []
     if not has_file:
-        parts.append(f"there is no append-only file, so a restart {_FORGETS}")
+        parts.append("there is no append-only file, so a restart can grant twice")
     if replicas:
-        parts.append(f"replicas ({replicas}) get a lease a moment later, so a failover {_FORGETS}")
+        parts.append(f"replicas ({replicas}) get a lease a moment later, so a failover can grant twice")
     return True, f"{'; '.join(parts)}: use the fence" if parts else "an append-only file"
 
 
@@ -254,7 +239,7 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
-    # If the app allows one connection only, the questions go out one after another.
+    # An app with one connection asks one question after another.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
     for thread in asking:
         thread.join(max(0.0, give_up_at - clock()))
@@ -264,7 +249,7 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
     return {name: _worker_in(*(answers[question].get(name) for question in _QUESTIONS)) for name in names}, None
 
 
-def _worker_in(stats: Any, active: Any, queues: Any, reserved: Any, store: Any) -> Worker:
+def _worker_in(stats: Any, active: Any, queues: Any, store: Any) -> Worker:
     # A worker whose answer has failed sends the text of its error.
     pool = stats.get("pool", {})
     named = None
@@ -282,13 +267,11 @@ def _worker_in(stats: Any, active: Any, queues: Any, reserved: Any, store: Any) 
         slots=int(pool.get("max-concurrency") or 1),
         queues=named,
         active={call["id"] for call in active} if isinstance(active, list) else None,
-        reserved={call["id"] for call in reserved} if isinstance(reserved, list) else set(),
         store=store if isinstance(store, dict) else {},
     )
 
 
 def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None, rows: Iterable[Row]) -> Found:
-    """Whether the workers can run the tasks of *app*, and take the queues of these tasks and of the calls in *rows*."""
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
@@ -333,7 +316,6 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
-        # A holder that is gone by now is no fault.
         for survey in locks.surveys_of([survey.key for survey in before]):
             for holder in survey.holders:
                 if holder.token in asked_about:
@@ -341,9 +323,8 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
     except StoreError as error:
         return None, str(error)
     parts = [f"{len(found[state])} {state}" for state in (_ALIVE, _NO_TASK) if state in found]
-    told = (_SILENT, _ELSEWHERE, _IDLE, _OF_ANOTHER)
-    parts += [f"{state}: {a_few(found[state])}" for state in told if state in found]
-    is_well = None if _SILENT in found or _ELSEWHERE in found else True
+    parts += [f"{state}: {a_few(found[state])}" for state in (_SILENT, _IDLE, _OF_ANOTHER) if state in found]
+    is_well = None if _SILENT in found else True
     return False if _OF_ANOTHER in found else is_well, "; ".join(parts) or "nobody holds a lock"
 
 
@@ -351,106 +332,66 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
     if holder.task_id is None:
         return _NO_TASK
     worker = workers.get(holder.hostname or "")
-    age = survey.at / 1_000_000 - holder.acquired_at.timestamp()
-    is_renewed = age + holder.expires_in > _RENEWED * holder.ttl > 0 and not holder.is_unrenewed
     if worker is None or worker.active is None:
-        return _ELSEWHERE if is_renewed else _SILENT
+        return _SILENT
     if holder.task_id in worker.active:
         return _ALIVE
+    age = survey.at / 1_000_000 - holder.acquired_at.timestamp()
+    is_renewed = age + holder.expires_in > _RENEWED * holder.ttl > 0 and not holder.is_unrenewed
     return _OF_ANOTHER if is_renewed else _IDLE
 
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
 _WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
-_OF_OTHERS = (
-    "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
-    "singleton_lock_prefix"
-)
 _QUEUED = (
-    "calls are queued for more than a minute though a worker is idle. Perhaps a rate_limit keeps them. Or a worker "
-    "that had received them was killed, and the broker delivers them again, after its visibility timeout if it has "
-    "one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
-)
-_RESERVED = (
-    "calls are queued because a busy worker has reserved them, and begins them after what it runs now. With "
-    "worker_prefetch_multiplier=1 and acks_late it leaves more of them to others"
+    "calls are queued for more than a minute though a worker is idle. Perhaps a rate_limit keeps them, or a busy "
+    "worker has reserved them. Or a worker that had received them was killed, and the broker delivers them again, "
+    "after its visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops "
+    "their marks"
 )
 _LONG = (
     "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long ttl only lengthens "
     "the wait after a death; 30 is usual"
-)
-_SKIPS_RETRIES = (
-    "lock_on_conflict='skip' beside autoretry_for: a retry is skipped if another call holds the key when it comes; "
-    "consider 'reschedule'"
 )
 _NO_EFFECT = "options that do nothing beside the other options of their task"
 _CACHES = (
     "caches of Django in the database of the locks. There, cache.clear() is FLUSHDB, and frees each lock while its "
     "body runs; give the locks a database of their own by singleton_lock_url"
 )
-_UNREADABLE = (
-    "keys under the prefix are another program's, or damaged, and calls with such a key get no lock; delete them, or "
-    "give a singleton_lock_prefix that nobody else uses"
-)
 _PASSWORD = (
     "the password in singleton_lock_url is printed by `celery report`, `inspect conf` and Flower; give it in "
     "singleton_lock_client_options={'username': ..., 'password': ...}, whose values Celery masks"
 )
 
-_UNTOLD = (
-    "broker_transport_options has predefined_queues and no visibility_timeout, so only the broker knows when it "
-    "delivers a message again. A queue of SQS does so after 30 seconds, unless that was changed. A message that "
-    "waits in a worker for longer may run twice; give visibility_timeout the value of the queues"
-)
-
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
-    known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.name in known or row.name.startswith(f"{keys.BEAT}."))}
     idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
-    takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
-    reserved, late = Counter[str](), Counter[str]()
+    late = Counter[str]()
     for row in rows:
-        call = row.about
-        if row.state == "queued" and call.task_id in takers:
-            reserved[takers[call.task_id]] += 1
-        elif (row.queued_for or 0.0) > _QUEUED_LONG and not row.lock.holders:
-            late[row.name] += any(each.queues is None or call.queue in (None, *each.queues) for each in idle)
-    pieces = {
-        **_about_tasks(app, sum(worker.slots for worker in workers.values())),
-        _OF_OTHERS: sorted(others - {row.name for row in rows if row.lock.problem}),
-        _QUEUED: [f"{name} ({count})" for name, count in late.most_common() if count],
-        _RESERVED: [f"{name} ({count})" for name, count in reserved.most_common()],
-        _UNREADABLE: [f"{row.lock.key} ({row.lock.problem})" for row in rows if row.lock.problem],
-    }
+        if (row.queued_for or 0.0) > _QUEUED_LONG and not row.lock.holders:
+            late[row.name] += any(each.queues is None or row.about.queue in (None, *each.queues) for each in idle)
+    queued = [f"{name} ({count})" for name, count in late.most_common() if count]
+    pieces = {**_about_tasks(app, sum(worker.slots for worker in workers.values())), _QUEUED: queued}
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
-    if app.conf.task_always_eager and known:
-        texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     # Celery recognises secret settings by their names, and does not mask this one.
     if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)
-    of_broker = app.conf.broker_transport_options or {}
-    if of_broker.get("predefined_queues") and "visibility_timeout" not in of_broker:
-        texts.append(_UNTOLD)
     return texts
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
     waiting = _WAITING.format(slots)
-    found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
+    found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in options.lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
             found[_ENDLESS].append(task.name)
-        # The check of tasks reports options that cannot work.
         with suppress(ConfigurationError):
             chosen = task.lock_options
             if chosen.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:
                 found[waiting].append(task.name)
             if chosen.ttl > _LONG_TTL:
                 found[_LONG].append(f"{task.name} ({chosen.ttl:g} s)")
-            if chosen.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
-                found[_SKIPS_RETRIES].append(task.name)
             if nothing := checks.without_effect(task):
                 found[_NO_EFFECT].append(f"{task.name} ({', '.join(nothing)})")
     return found

@@ -28,8 +28,7 @@ _CUT = {"lock", "label", "worker", "queue"}
 _HIDDEN_IF_EMPTY = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
 _BEGIN = 8
-# A call counts as due this many seconds early, because the times of a mark are rounded.
-_DUE_NOW = 0.1
+_DUE_NOW = 0.1  # seconds: the times of a mark are rounded
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 _OF_A_MARK = ("task_name", "task_id", "label")
@@ -46,7 +45,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`; a holder asked to stop is `held`."""
+        """The state for operators, to whom a holder that was asked to stop is `held`."""
         return str(HolderState.HELD if self.about.has_lease else self.about.state)
 
     @property
@@ -72,7 +71,6 @@ class Row:
         return None if self.lock.problem else self.about.expires_in
 
     def waits_for(self, turn: Holder) -> float:
-        """Seconds since the first refusal of the call that has the *turn*."""
         return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
 
     @property
@@ -85,7 +83,6 @@ class Row:
 
     @property
     def cells(self) -> dict[str, str | None]:
-        """The texts for people, by the heads of their columns."""
         return {
             "lock": self.name,
             "label": self.lock.problem or self.about.label,
@@ -99,15 +96,9 @@ class Row:
             "key": self.lock.key,
         }
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The facts that JSON has of each row; most are None for a row without a place."""
-        known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
-        at = self.about.acquired_at.isoformat() if self.has_place else None
-        return {**known, "acquired_at": at, "expires_in": _rounded(self.left)}
-
     def as_json(self) -> dict[str, Any]:
         """The row as JSON, without the token, with which anybody could release the lock."""
+        known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         rare = {
             "queue": self.about.queue,
             "queued_for": _rounded(self.queued_for),
@@ -117,42 +108,39 @@ class Row:
             "not_renewed": self.about.is_unrenewed or None,
             "problem": self.lock.problem,
         }
-        known = {"key": self.lock.key, "state": in_json(self.state), **self.facts, "waiters": self.lock.waiting}
-        return known | {name: value for name, value in rare.items() if value is not None}
+        return {
+            "key": self.lock.key,
+            "state": in_json(self.state),
+            **known,
+            "acquired_at": self.about.acquired_at.isoformat() if self.has_place else None,
+            "expires_in": _rounded(self.left),
+            "waiters": self.lock.waiting,
+            **{name: value for name, value in rare.items() if value is not None},
+        }
 
 
 class Locks:
-    """The locks of an app, read from *store*, or else from the store that the app uses."""
-
-    def __init__(self, app: Celery, store: Store | None = None) -> None:
+    def __init__(self, app: Celery) -> None:
         self.app = app
-        self.store: Store = store or settings.store_of(app)
+        self.store: Store = settings.store_of(app)
         self.inventory = Inventory(self.store)
         self._start = keys.start_of_keys(options.prefix_of(app))
 
     def is_key(self, text: str) -> bool:
         return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
 
-    def checked_key(self, text: str) -> str:
-        if not self.is_key(text):
-            raise ConfigurationError(
-                f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
-                f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints the key of a call"
-            )
-        return text
-
     def counted(self) -> dict[str, int]:
         return self.inventory.counted(hash_of(self._start))
 
     def history(self) -> list[dict[str, Any]]:
-        """The last events that were neither a grant nor a release; the newest first."""
+        """The last unusual events, the newest first."""
         # In a set: a batch whose answer was lost is in the store twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How far back the history goes; without it, readers take a forgotten event for one that never happened."""
+        """How far back the history goes. Otherwise readers take a forgotten event for one that never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return options.as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
@@ -161,10 +149,7 @@ class Locks:
         return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
-        """The state of each lock whose name matches the glob *pattern*.
-
-        If one of several servers is away, its error is raised after the locks of the others.
-        """
+        """Each lock whose name matches the glob *pattern*, and at last the error of a server that is away."""
         found = list[str]()
         try:
             found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
@@ -194,8 +179,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     if row.name not in tasks or mark.state is not HolderState.QUEUED:
         return row
     task, *others = tasks[row.name]
-    # A mark names no task, so the task stays unknown if several tasks share the lock name.
-    if not others:
+    if not others:  # a mark names no task
         row = replace(row, about=replace(mark, task_name=task.name))
     # A task whose options are at fault must not hide the other locks.
     with suppress(ConfigurationError):
@@ -206,7 +190,6 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
 
 
 def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
-    """The tasks of an app by the name of their lock, which several tasks may share."""
     found = defaultdict[str, list[Any]](list)
     for task in options.lockable(app):
         # The checks report a name that is no `str`, and no command may fail here.
@@ -277,7 +260,6 @@ def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
 
 
 def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
-    """For people: only printable characters of keys and names reach a terminal."""
     lines = aligned([(name, shown(str(value))) for name, value in facts.items() if value is not None])
     return f"{lines}\n\n{table([row.cells for row in rows], is_wide=True)}" if rows else lines
 
@@ -295,7 +277,6 @@ def event_cells(event: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) -> str:
-    """A head, and a line for each row. Unless *is_wide*, ids and long names are cut to fit 100 columns."""
     columns = {head: [row[head] for row in rows] for head in rows[0]}
     kept = {head: texts for head, texts in columns.items() if head not in _HIDDEN_IF_EMPTY or any(texts)}
     cells = {head: [head.upper(), *(shown(text or "-") for text in texts)] for head, texts in kept.items()}
@@ -311,7 +292,6 @@ def table(rows: Sequence[Mapping[str, str | None]], *, is_wide: bool = False) ->
 
 
 def _cut(text: str, width: int) -> str:
-    """Cut the middle of *text*, which tells less than its ends."""
     end = (width - 1) // 2
     return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
 

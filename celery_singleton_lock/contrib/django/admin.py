@@ -90,7 +90,9 @@ def _button_of(row: Row) -> tuple[str, str]:
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
     """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds."""
     locks = Locks(_observer.app)
-    survey = locks.survey(locks.checked_key(key))
+    if not locks.is_key(key):
+        return False, f"Nothing was done: {shown(key)} is not a lock key of this app."
+    survey = locks.survey(key)
     if not holder and survey.holders:
         return False, "Nothing was done: somebody holds the lock now. Check again."
     done = ask(locks, Plan.of(survey, holder or None), by)
