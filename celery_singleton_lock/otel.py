@@ -20,12 +20,9 @@ _UID = "celery_singleton_lock.otel"
 
 
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Show locks in traces from now on, in this process and its children. A second call does nothing.
+    """Show locks in traces from now on, in this process and its children.
 
-    Call it before or after the instrumentation of Celery.
-
-    Arguments:
-        tracer_provider: Makes the spans of waits; by default the global one.
+    Call it before or after the instrumentation of Celery. *tracer_provider* makes the spans of waits.
     """
     tracer = trace.get_tracer("celery_singleton_lock", tracer_provider=tracer_provider)
     signals.lock_conflict.connect(_show_conflict, weak=False, dispatch_uid=_UID)

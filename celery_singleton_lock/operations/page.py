@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -16,35 +15,30 @@ from celery import Celery
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.definition.options import as_set
-from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_cells
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_cells, matches
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import HolderState, lock_name_of
+from celery_singleton_lock.stores.records import HolderState
 from celery_singleton_lock.stores.redis.answers import in_short
 
 T = TypeVar("T")
 
-# Seconds for which a request waits. A look that takes a quarter of them is slow.
-_PATIENCE = 1.75
-_SLOW = _PATIENCE / 4
-# Less than `_PATIENCE`, or a request would give up before the error of the trial.
-_TRIAL = 1.25
+_PATIENCE = 1.75  # seconds for which a request waits
+_SLOW = _PATIENCE / 4  # seconds of a slow look
+_TRIAL = 1.25  # less than `_PATIENCE`, or a request would give up before the error of the trial
 _TRIED_EVERY = 3.0
 _AGAIN_AFTER_AN_ERROR = 1.0
-# An answer serves for 20 times as long as its look took, so looks take at most a twentieth of the store's time.
-_REST = 20
+_REST = 20  # an answer serves for so many times its look, so looks take a twentieth of the store's time
 _AT = "{:%Y-%m-%d %H:%M:%S}"
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
-# Seconds after which a call that waits is a fault, as in docs/alerts.yml.
-_LONG_WAIT = 900.0
+_LONG_WAIT = 900.0  # seconds after which a call that waits is a fault, as in docs/alerts.yml
 
 
 class Look(Generic[T]):
-    """Asks the store by calling *see*, in one thread at a time. An answer serves for at least *rest* seconds."""
+    """Asks the store by calling *see*, in one thread at a time. An answer serves at least *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
@@ -60,7 +54,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now, or else a future one, for which a thread begins to look."""
+        """The answer that serves now, or the future one of a thread that begins to look."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
@@ -95,8 +89,13 @@ class Look(Generic[T]):
 
 
 class Snapshot(NamedTuple):
-    rows: list[Row]
     at: datetime
+    rows: list[Row]
+    beat_leads: bool | None  # None if there has never been a beat, or if that is unknown
+
+    def named(self, pattern: str) -> list[Row]:
+        """The rows of locks whose name contains the glob *pattern*."""
+        return [row for row in self.rows if matches(row.lock.key, f"*{pattern}*")]
 
 
 class Observer:
@@ -105,13 +104,11 @@ class Observer:
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
-        self.locks = Look(lambda: Snapshot(at=datetime.now(UTC), rows=Locks(app).rows()))
+        self.locks = Look(partial(_snapshot, app))
         self.counts = Look(lambda: Locks(app).counted())
         self.history = Look(lambda: Locks(app).history())
-        self.beat_leads = Look(partial(_beat_leads, app))
 
     def problem(self) -> StoreError | ConfigurationError | None:
-        """Why runs cannot lock now; None if they can."""
         try:
             self.trial.result()
         except (StoreError, ConfigurationError) as error:
@@ -126,15 +123,12 @@ class Observer:
         return as_set(self.app, text)
 
 
-def _beat_leads(app: Celery) -> bool | None:
-    """Whether a beat leads; None if there has never been a beat."""
-    leads, last = last_leader_of(app, store_of(app))
-    return leads if leads or last else None
-
-
-def is_meant(name: str, pattern: str) -> bool:
-    """Whether the glob *pattern* matches the lock name; without wildcards, *pattern* may be any part of the name."""
-    return fnmatchcase(name, pattern if set("*?[") & set(pattern) else f"*{pattern}*")
+def _snapshot(app: Celery) -> Snapshot:
+    at, locks, beat_leads = datetime.now(UTC), Locks(app), None
+    with suppress(StoreError, ConfigurationError):
+        leads, last = last_leader_of(app, locks.store)
+        beat_leads = leads if leads or last else None
+    return Snapshot(at, locks.rows(), beat_leads)
 
 
 def why(error: StoreError | ConfigurationError) -> str:
@@ -174,7 +168,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     """The facts for a template, which must escape them for HTML. A `problem` means that no locks can be shown."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _AT.format(datetime.now(UTC))}
-    for look in (observer.trial, observer.locks, observer.history, observer.beat_leads):
+    for look in (observer.trial, observer.locks, observer.history):
         look.begin()
     trouble = observer.problem()
     if trouble is not None:
@@ -185,16 +179,12 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         seen = observer.locks.result()
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
-    # Each answer is asked for once, because the next one may differ, or be an error.
-    events = leads = None
-    with suppress(StoreError, ConfigurationError):
-        leads = observer.beat_leads.result()
+    events = None
     with suppress(StoreError, ConfigurationError):
         events = observer.history.result() if locks.store.history else None
-    rows = [row for row in seen.rows if is_meant(row.name, pattern)]
-    recent = [event for event in events or () if is_meant(lock_name_of(event["key"]), pattern)][:_MOST_EVENTS]
-    total = totals_of(rows, lambda _: "").get("", Total())
-    verdict = verdict_on(seen, events, leads)
+    rows = seen.named(pattern)
+    recent = [event for event in events or () if matches(event["key"], f"*{pattern}*")][:_MOST_EVENTS]
+    verdict = verdict_on(seen, events)
     if trouble is not None:
         # The store may refuse to record the events, so that an hour of faults would look like a quiet one.
         del verdict["facts"]["Last hour"]
@@ -202,8 +192,6 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         "now": _AT.format(seen.at),
         "alone": OF_ONE_PROCESS if locks.store.is_of_one_process else None,
         "verdict": verdict,
-        "sums": {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
-        | {"Longest held": duration(total.longest or None)},
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
         "events": [{head: shown(text or "-") for head, text in event_cells(event).items()} for event in recent],
@@ -211,9 +199,9 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     }
 
 
-def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads: bool | None) -> dict[str, Any]:
+def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
     """Whether the locks, the last hour's events and the beat are well, or what is wrong. None means unknown."""
-    rows = seen.rows
+    rows, leads = seen.rows, seen.beat_leads
     last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
     kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()
     happened = shown(a_few([f"{number} {kind}" for kind, number in kinds], most=5)) or "nothing unusual"
@@ -229,44 +217,26 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None, leads
         f"{wrong} {'fault' if wrong == 1 else 'faults'} in the last hour": wrong,
     }
     text = "; ".join(fault for fault, is_so in faults.items() if is_so) or "the locks are well"
-    return {
-        "is_well": not any(faults.values()),
-        "text": f"{text[0].upper()}{text[1:]}.",
-        "facts": {
-            **({} if leads is None else {"Beat": "leads" if leads else "none leads"}),
-            "Oldest wait": duration(max(waits, default=None)),
-            "Last hour": "not known" if events is None else happened,
-        },
-    }
+    total = totals_of(rows, lambda _: "").get("", Total())
+    facts: dict[str, Any] = {} if leads is None else {"Beat": "leads" if leads else "none leads"}
+    facts |= {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
+    facts["Oldest wait"] = duration(max(waits, default=None))
+    facts["Last hour"] = "not known" if events is None else happened
+    return {"is_well": not any(faults.values()), "text": f"{text[0].upper()}{text[1:]}.", "facts": facts}
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     named = set[str]()
     for row in rows[:_MOST_ROWS]:
-        # Only the first row of a lock names the calls that wait.
         turns = () if row.lock.key in named else row.lock.turns[:_MOST_WAITERS]
         named.add(row.lock.key)
-        waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns]
-        due = f"due{_for(row.age)}" if row.due_in is None else f"due in {duration(row.due_in)}"
+        waiting = [f"{turn.task_id or 'a Lock'} for {duration(row.waits_for(turn))}" for turn in turns]
         told = {
             "state": "beat" if row.is_beat else row.state,
             "waiting": a_few(waiting, row.lock.waiting, most=_MOST_WAITERS) if waiting else "",
             "asked_by": row.asked_by,
-            "since": duration(row.age) if row.has_place or row.age is None else due,
+            "left": f"{duration(row.left)} of {duration(row.about.ttl)}" if row.about.has_lease else duration(row.left),
         }
         # UTF-8 cannot encode lone surrogates, which `shown` escapes.
         texts = {head.replace(" ", "_"): shown(text or "") for head, text in (row.cells | told).items()}
-        yield {**texts, "row": row, "bar": _bar_of(row)}
-
-
-def _for(seconds: float | None) -> str:
-    return f" for {duration(seconds)}" if seconds else ""
-
-
-def _bar_of(row: Row) -> dict[str, str] | None:
-    """The bar for the rest of a ttl. Its numbers are texts: a template may localise a number."""
-    ttl = row.about.ttl
-    if not (row.about.has_lease and ttl):
-        return None
-    left = max(0.0, row.about.expires_in)
-    return {"ttl": duration(ttl), "max": f"{ttl:g}", "low": f"{ttl / 2:g}", "value": f"{left:.1f}"}
+        yield {**texts, "row": row}

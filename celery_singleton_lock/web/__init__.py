@@ -1,18 +1,18 @@
-"""A page with the locks of an app, and their numbers for Prometheus, as a WSGI application."""
+"""A page with the locks of an app, and their metrics for Prometheus, as a WSGI application."""
 
 import hmac
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
-from urllib.parse import urlsplit
 
 from celery import Celery
 
 from celery_singleton_lock.definition.options import OnStoreError, lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.counters import BOUNDS
-from celery_singleton_lock.operations.page import Observer, Total, is_meant, page_context, totals_of, why
+from celery_singleton_lock.operations.page import Observer, Total, page_context, totals_of, why
 from celery_singleton_lock.operations.rows import Row, tasks_by_lock
 from celery_singleton_lock.signals import ConflictOutcome
 
@@ -23,9 +23,8 @@ try:
     from prometheus_client.registry import Collector
     from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 except ModuleNotFoundError as error:
-    raise ConfigurationError(
-        f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"
-    ) from error
+    needs = f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"
+    raise ModuleNotFoundError(needs, name=error.name) from error
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -52,7 +51,6 @@ _COUNTERS = {
     "unanswered": "Requests of runs and publishers that the store did not answer, or refused, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
 }
-# The label beside the task, and its values.
 _LABELS = {
     "conflicts": ("outcome", get_args(ConflictOutcome)),
     "lost": ("reason", get_args(LostReason)),
@@ -73,25 +71,22 @@ _Numbers = Mapping[tuple[str, ...], int]
 
 
 def application(app: Celery, **options: Any) -> "Site":
-    """A WSGI application with the locks of *app*, to mount in another application, or to serve alone.
+    """A WSGI application with the locks of *app*: `/`, `/locks.json`, `/metrics` and `/healthz`.
 
-    `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
-    `/healthz` says whether runs can lock. It asks no worker, frees no lock, and shows no arguments and no tokens.
-    Everybody who reaches it may read it, so mount it behind your sign-in. *options* are those of `Site`.
+    It frees no lock, and shows no arguments and no tokens. Everybody who reaches it may read it, so mount it behind
+    your sign-in. *options* are those of `Site`.
     """
     return Site(app, **options)
 
 
 class _Client(WSGIRequestHandler):
-    """Does not log requests, and drops a silent client."""
-
-    timeout = 10
+    timeout = 10  # for a silent client
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
 
 
 class Site(Flask):
-    """The locks of an app, for a browser, a program, and a probe.
+    """The locks of an app.
 
     Visitors need the *password*, if there is one, and any user name. Requests for other *hosts* are refused: without
     that, another site can read the page by DNS rebinding.
@@ -110,9 +105,9 @@ class Site(Flask):
         self.get("/healthz")(self.healthz)
 
     def _check_visitor(self) -> ResponseReturnValue | None:
-        if self._hosts is not None and _name_in(request.environ.get("HTTP_HOST", "")) not in self._hosts:
+        host = re.sub(r":\d+$", "", request.environ.get("HTTP_HOST", "")).lower()
+        if self._hosts is not None and host not in self._hosts:
             return "Ask for localhost, or set a password.\n", 421, _TEXT
-        # A probe has no password, and learns little more than a yes or a no.
         if self._password is not None and request.path != "/healthz":
             given = (request.authorization and request.authorization.password) or ""
             if not hmac.compare_digest(given.encode(), self._password.encode()):
@@ -121,14 +116,14 @@ class Site(Flask):
 
     def page(self) -> ResponseReturnValue:
         context = page_context(self._observer, request.args.get("name", ""))
-        refresh = request.args.get("refresh", type=int)
-        seconds = None if refresh is None else max(2, min(3600, refresh))
-        return render_template("page.html", **context, refresh=seconds), 503 if "problem" in context else 200
+        refresh = request.args.get("refresh", 0, type=int)
+        text = render_template("page.html", **context, refresh=refresh and max(2, refresh))
+        return text, 503 if "problem" in context else 200
 
     def locks_json(self) -> ResponseReturnValue:
         try:
-            name = request.args.get("name", "")
-            return jsonify([row.as_json() for row in self._observer.locks.result().rows if is_meant(row.name, name)])
+            rows = self._observer.locks.result().named(request.args.get("name", ""))
+            return jsonify([row.as_json() for row in rows])
         except (StoreError, ConfigurationError) as error:
             return jsonify(problem=self._observer.told(error)), 503
 
@@ -154,22 +149,15 @@ def _with_headers(response: Response) -> Response:
     return response
 
 
-def _name_in(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
-
-
 class Metrics(Collector):
-    """All metrics of an app, or only the counters if its locks cannot be listed."""
+    """The metrics of an app; only the counters if its locks cannot be listed."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
 
     def collect(self) -> Iterator[core.Metric]:
         observer = self._observer
-        for look in (observer.trial, observer.counts, observer.beat_leads, observer.locks):
+        for look in (observer.trial, observer.counts, observer.locks):
             look.begin()
         meaning = "Whether runs can lock: the store answers, and does what a run asks for."
         yield core.GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
@@ -177,11 +165,6 @@ class Metrics(Collector):
         counts = observer.counts.last
         with suppress(StoreError, ConfigurationError):
             counts = observer.counts.result()
-        with suppress(StoreError, ConfigurationError):
-            leads = observer.beat_leads.result()
-            if leads is not None:
-                meaning = "Whether a beat of this app leads."
-                yield core.GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(leads))
         if counts is None:
             return
         # The task, the last part of a field, may have colons. A later version may have fields of another form.
@@ -197,12 +180,13 @@ class Metrics(Collector):
 
 
 def _present(observer: Observer, names: Sequence[str]) -> Iterator[core.Metric]:
-    rows = observer.locks.result().rows
-    # If tasks share a lock name, its marks count for the first task.
+    _, rows, leads = observer.locks.result()
+    if leads is not None:
+        yield core.GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
+    # A mark names no task: it counts for the first task of its lock name, and a `Lock` under an empty name.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
-        # A mark names no task, so its lock name decides. A `Lock` has no task, and counts under an empty name.
         return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
 
     totals = totals_of(rows, owner)

@@ -166,7 +166,7 @@ def visit_admin() -> Any:
             "Ask to stop" in read,
             "the-token" in read,
             "The locks are well." in read,
-            "<meter " in read,
+            " of 1m00s</td>" in read,
             "1 of 1 unusual events" in read,
             f"<td>{lock_name_of(all_of.held.key)}</td><td>{html.escape(EVIL)}</td><td>the-skipped</td>" in read,
         ],
@@ -249,15 +249,13 @@ def test_who_may_asks_a_holder_to_stop_and_is_told_of_a_store_that_is_full_or_aw
 
     told = visited(break_in_the_admin, env)
 
-    (code, (level, text)) = told["refused"].pop("unknown key")
-    assert (code, level) == (302, "error")
-    assert "celery-task-meta-1&#x27; is not a lock key of this app" in text
     asked = "Asked to stop. The holder learns of it at its next renewal, within a third of its TTL."
     assert told == {
         "refused": {
             "reader": 403,
             "without a token": 403,
             "by a link": 405,
+            "unknown key": [302, ["warning", "Nothing was done: celery-task-meta-1 is not a lock key of this app."]],
             "gone lease": [302, ["warning", "Nothing was done: nobody was there any more."]],
         },
         "before": [None, []],
@@ -308,19 +306,13 @@ def test_what_a_start_refuses_is_an_error_of_the_check_in_the_words_of_the_setti
 
 
 @pytest.mark.prove
-def test_what_a_pool_or_a_server_refuses_is_said_by_the_check(env: dict[str, str]) -> None:
+def test_what_a_pool_refuses_is_said_by_the_check(env: dict[str, str]) -> None:
     memory = manage(
         {**env, "SHOP_SETTINGS": '{"CELERY_SINGLETON_LOCK_URL": "memory://"}'}, "check", "--fail-level=WARNING", code=1
-    )
-    wrong = env["SHOP_REDIS"].replace("//", "//nobody:pa55@")
-    deployed = manage(
-        {**env, "SHOP_SETTINGS": json.dumps({"CELERY_SINGLETON_LOCK_URL": wrong})}, "check", "--deploy", code=1
     )
 
     assert "W002" in memory
     assert "CELERY_SINGLETON_LOCK_URL='memory://'" in memory
-    assert "celery_singleton_lock.C001" in deployed
-    assert "pa55" not in deployed
 
 
 @pytest.mark.prove

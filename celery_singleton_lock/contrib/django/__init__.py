@@ -1,8 +1,7 @@
 """The locks in Django's admin, and a task class for projects in Django.
 
-`INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]` adds a page to the admin, with two permissions that
-`migrate` creates: `celery_singleton_lock.view_lock` sees the locks, and `celery_singleton_lock.break_lock` may ask a
-holder to stop as well. It needs Django's admin, and the Celery app that the project imports at its start.
+`INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]` adds a page to the admin. It needs Django's admin, and the
+Celery app that the project imports at its start.
 """
 
 from celery.contrib.django.task import DjangoTask

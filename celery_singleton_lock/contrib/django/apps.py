@@ -10,10 +10,9 @@ from celery.concurrency import get_implementation
 from django.apps import AppConfig
 from django.core import checks
 
-from celery_singleton_lock.checks import BOUND, faults_of, faults_with, never_awaited, try_store, without_base
-from celery_singleton_lock.definition.options import as_set
+from celery_singleton_lock.checks import faults_of, faults_with, never_awaited, without_base
 from celery_singleton_lock.definition.settings import open_store
-from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.errors import ConfigurationError
 
 _imports: ContextVar[bool] = ContextVar("singleton_imports", default=False)
 
@@ -25,7 +24,6 @@ class LocksConfig(AppConfig):
 
     def ready(self) -> None:
         checks.register(check_locks, "celery")
-        checks.register(check_store, "celery", deploy=True)
 
 
 def why_no_app(app: Celery) -> str | None:
@@ -40,8 +38,8 @@ def why_no_app(app: Celery) -> str | None:
 
 def check_locks(**_: Any) -> list[checks.CheckMessage]:
     """Check settings, tasks and the URL of the store, without a request to the store."""
-    # Celery runs Django's checks when it imports tasks, so without `_imports` this check would recurse. The commands of
-    # Celery need no check here: workers and beats check locks at their start.
+    # Celery runs Django's checks when it imports tasks, so without `_imports` this check would recurse. Workers and
+    # beats check locks at their start.
     if _imports.get() or click.get_current_context(silent=True) is not None:
         return []
     app = app_or_default()
@@ -67,17 +65,3 @@ def check_locks(**_: Any) -> list[checks.CheckMessage]:
     hint = f"This concerns workers with the pool {app.conf.worker_pool!r}."
     of_pool = set(faults_with(app, get_implementation(app.conf.worker_pool), app.amqp.queues)) - set(faults)
     return found + [checks.Warning(text, hint=hint, id="celery_singleton_lock.W002") for text in sorted(of_pool)]
-
-
-def check_store(**_: Any) -> list[checks.CheckMessage]:
-    """Check with `--deploy` that the store works, as a worker does at its start."""
-    app = app_or_default()
-    if why_no_app(app):
-        return []
-    try:
-        try_store(app, BOUND)
-    except ConfigurationError as error:
-        return [checks.Critical(as_set(app, str(error)), id="celery_singleton_lock.C001")]
-    except StoreError as error:
-        return [checks.Warning(str(error), id="celery_singleton_lock.W003")]
-    return []
