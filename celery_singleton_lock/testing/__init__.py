@@ -1,7 +1,6 @@
 """A kit for the tests of applications: keep locks in memory; hold, expire, disable and record them.
 
-With pytest, `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root brings the fixture
-`singleton_locks`. The rest works with any test runner. The library itself does not import this package.
+The fixtures need pytest, and `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root.
 
 PYTEST_DONT_REWRITE: a `conftest.py` may import this package before pytest loads it.
 """
@@ -24,7 +23,6 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError,
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.leases.lease import current, new_token
-from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
@@ -37,7 +35,7 @@ from celery_singleton_lock.testing.recording import Acquired, Conflicted, Lost, 
 try:
     from celery_singleton_lock.stores.memory import MemoryStore
 except ImportError as error:
-    raise extra_is_missing("celery_singleton_lock.testing", error) from error
+    raise ImportError(str(extra_is_missing("celery_singleton_lock.testing", error))) from error
 
 HELD_BY_TEST = "held-by-test"
 """The task id of the holder that `hold` makes."""
@@ -45,10 +43,8 @@ HELD_BY_TEST = "held-by-test"
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
 _A_MILLISECOND = 0.001
-# Long, because a machine that runs tests may stand still for seconds.
-_EXPIRES_WITHIN = 10.0
-# Seconds in which a body may end after its test.
-_PATIENCE = 1.0
+_EXPIRES_WITHIN = 10.0  # long, because a machine that runs tests may stand still for seconds
+_PATIENCE = 1.0  # for a body that ends after its test
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
 
@@ -57,13 +53,10 @@ class StoreInMemory(MemoryStore):
     """Locks in the memory of this process, with a clock of their own, which time-machine and freezegun do not move."""
 
     def advance(self, seconds: options.Duration) -> None:
-        """Move the clock of the store ahead by *seconds*, for everything in it.
+        """Move the clock of the store ahead by *seconds*.
 
-        Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
-        renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
-
-        Raises:
-            ConfigurationError: *seconds* is no duration, or is negative.
+        Cool-downs and marks end. Leases do not, because a living process would have renewed them. A `countdown` takes
+        as long as ever.
         """
         ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
@@ -73,7 +66,7 @@ class StoreInMemory(MemoryStore):
             super().advance(ahead)
 
     def held(self) -> list[Holder]:
-        """The present holders of all locks; a cool-down has none."""
+        """The present holders of all locks."""
         return [holder for lock in self.survey([*Inventory(self).keys("")]) for holder in lock.holders]
 
     def _refuse_a_copy(self, pid: int) -> None:
@@ -88,15 +81,9 @@ class StoreInMemory(MemoryStore):
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """Give the app and every `Lock`, even with a `url`, a new store in memory inside the block.
 
-    The store serves all threads of this process, with those of Celery's `celery_worker`. In a process that is forked
-    inside the block, each lock raises an error. Any other process uses the app's own store.
-
-    Raises:
-        ConfigurationError: *app* is not a Celery app.
+    In a process that is forked inside the block, each lock raises an error. Any other process uses the app's own store.
     """
-    if not isinstance(app, Celery):
-        raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
-    app.conf.get(_SETTING)  # This reads the configuration.
+    app.conf.get(_SETTING)  # loads a configuration that is still pending
     url = f"memory://test-{next(_numbers)}"
     changes = app.conf.changes
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
@@ -131,19 +118,16 @@ class _Target(NamedTuple):
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
-    """Hold the lock inside the block, as a run in another worker would.
+    """Hold the lock inside the block, as a run in another worker would; gives the `Holder`.
 
-    The lease is real: it is in the store of the app, and is renewed. It takes one place, so a lock with a greater
-    `lock_limit` needs as many nested blocks. In the mode `until_executing`, which has no leases, another call is
-    queued instead. An eager call in this thread would wait for ever, so it ends with `LockHeld`.
+    The lease is renewed. It takes one place, so a lock with a greater `lock_limit` needs as many nested blocks. In the
+    mode `until_executing`, which has no leases, another call is queued instead. An eager call in this thread would wait
+    for ever, so it ends with `LockHeld`.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
         *args: The arguments of the call that finds its key held.
         **kwargs: Likewise. With a key, only `app`: the app whose store has the lock, by default the current one.
-
-    Returns:
-        A context manager for the `Holder`, whose task id is `HELD_BY_TEST`.
 
     Raises:
         ConfigurationError: There is no such lock, or the block is inside `disabled()`.
@@ -157,9 +141,9 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     """End the leases on the lock now, as if their holders had died.
 
-    The arguments are those of `hold`. A `hold` ends like a process that was killed: the next run gets the key, and
-    its `self.lock.took_over` is true. A body in this process is interrupted, as its `lock_on_lost` says, before
-    `expire` returns. A body in another process learns of the loss at most a third of its ttl later.
+    The arguments are those of `hold`. The next run gets the key, and its `self.lock.took_over` is true. A body in this
+    process is interrupted, as its `lock_on_lost` says, before `expire` returns. A body in another process learns of the
+    loss at most a third of its ttl later.
 
     Raises:
         ConfigurationError: There is no such lock.
@@ -177,8 +161,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
         if isinstance(renewal, Holding) and renewal.task_id == HELD_BY_TEST:
-            # End it silently, as a killed process would.
-            renewal.go_to(State.LOST)
+            renewal.go_to(State.LOST)  # silently, as a killed process would
         store.renew([replace(renewal.claim, ttl=_A_MILLISECOND)], RELEASE_BOUND)
     # Other processes would renew a lease that is only shortened.
     for token in tokens - renewals.keys():
@@ -200,11 +183,11 @@ def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
-    if isinstance(task, Lock):
-        raise ConfigurationError(f"{verb}(...) takes no Lock; give its key: {verb}({task.key!r})")
     if not isinstance(task, SingletonTask) or not task.is_lockable():
         name = getattr(task, "name", None) or repr(task)
-        raise ConfigurationError(f"{verb}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
+        raise ConfigurationError(
+            f"{verb}({name}): give a task with base=SingletonTask, or a lock key, such as the `key` of a Lock"
+        )
     said = f"{verb}({task.name})"
     try:
         return _Target(said, settings.store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
@@ -242,7 +225,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
         if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
-            # `expire` has ended it, which must look like a death: no signal and no log.
+            # `expire` must look like a death: no signal and no log.
             with suppress(StoreError):
                 target.store.release(lease.claim, None)
 
@@ -285,8 +268,7 @@ class _Unlimited(MemoryStore):
 def disabled() -> Iterator[None]:
     """Lock nothing inside the block, in any thread of this process: bodies run, calls are published, `Lock` grants.
 
-    The `self.lock` of a body is not held, and its fence is 0. No store is used. A process that is forked inside the
-    block never locks anything; any other process locks as usual.
+    A process that is forked inside the block never locks anything.
     """
     store = _Unlimited()
     before = options.Lockable.locks
@@ -304,10 +286,7 @@ class SingletonLocks(Recorded):
     def __init__(self, store: StoreInMemory) -> None:
         super().__init__()
         self.store = store
-
-    def advance(self, seconds: options.Duration) -> None:
-        """Do what `StoreInMemory.advance` does."""
-        self.store.advance(seconds)
+        self.advance: Callable[[options.Duration], None] = store.advance
 
 
 if find_spec("pytest") is not None:
@@ -318,9 +297,6 @@ if find_spec("pytest") is not None:
         """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
         By default Celery's `celery_app` if the test uses that fixture, else the current app.
-
-        Raises:
-            ConfigurationError: There is no app yet.
         """
         for name in ("celery_app", "celery_session_app"):
             if name in request.fixturenames:

@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND
 
 
 class Acquired(NamedTuple):
-    """A lease was granted to a task or a `Lock`; for a `Lock`, `task` and `task_id` are None."""
+    """A lease was granted. Here and below, `task` and `task_id` are None for a `Lock`."""
 
     task: str | None
     task_id: str | None
@@ -37,7 +37,7 @@ class Conflicted(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A lease ended while it was needed; for a `Lock`, `task` and `task_id` are None."""
+    """A lease ended while it was needed."""
 
     task: str | None
     task_id: str | None
@@ -46,7 +46,7 @@ class Lost(NamedTuple):
 
 
 class Released(NamedTuple):
-    """A lease was released; for a `Lock`, `task` and `task_id` are None."""
+    """A lease was released."""
 
     task: str | None
     task_id: str | None
@@ -64,14 +64,7 @@ class Unanswered(NamedTuple):
 
 
 class Recorded:
-    """The signals of this process, earliest first.
-
-    Attributes:
-        acquired: The leases under which bodies began.
-        conflicts: The calls that found their key held, each with its outcome.
-        released: The leases that were released.
-        unanswered: The runs to which the store gave no answer.
-    """
+    """The signals of this process, earliest first."""
 
     def __init__(self) -> None:
         self.acquired: list[Acquired] = []
@@ -134,7 +127,7 @@ def recorded() -> AbstractContextManager[Recorded]:
 
 
 def await_reports() -> None:
-    """Wait until the known losses are reported, but not for ever: a receiver may be slow."""
+    """Wait until the known losses are reported, or a slow receiver takes too long."""
     reported = threading.Event()
     background.submit(reported.set)
     reported.wait(RELEASE_BOUND)

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from itertools import product
 from typing import Any
 
 import pytest
@@ -119,14 +120,15 @@ def test_a_holder_that_is_no_task_is_named_as_a_lock() -> None:
 
 
 def test_without_its_extra_one_line_says_what_to_install() -> None:
-    program = (
-        "import sys; sys.modules['{}'] = None\nfrom celery_singleton_lock import Lock\nLock('stock', url='memory://')"
-    )
-    for package in ("fakeredis", "lupa"):
-        ran = subprocess.run(
-            [sys.executable, "-c", program.format(package)], capture_output=True, text=True, timeout=30
-        )
+    store = "from celery_singleton_lock import Lock\nLock('stock', url='memory://')"
+    programs = {
+        "ConfigurationError: memory://": store,
+        "ImportError: celery_singleton_lock.testing": "import celery_singleton_lock.testing",
+    }
+    for package, (begins, program) in product(("fakeredis", "lupa"), programs.items()):
+        command = [sys.executable, "-c", f"import sys; sys.modules[{package!r}] = None\n{program}"]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
 
         *_, said = ran.stderr.splitlines()
-        assert "ConfigurationError: memory:// needs more packages" in said
+        assert f"{begins} needs more packages" in said
         assert said.endswith('pip install "celery-singleton-lock[testing]"')
