@@ -14,16 +14,11 @@ Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
 """Publish in spite of a cool-down (`anyway`), or of a cool-down and another queued call (`over`)."""
 Newest = Literal["", "queued", "next"]
-"""How a call became the newest: it was marked as queued, or requeued as the call that runs next. Empty for other calls.
-
-Older calls may have ended in favour of the newest, so it must run.
-"""
+"""How a call became the newest: marked as queued, or requeued to run next. It must run: others ended in its favour."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """What operators and other callers see of a claimant."""
-
     task_id: str = ""  # empty if it is no task
     task_name: str = ""  # empty if it is the name of the lock
     hostname: str = ""
@@ -112,6 +107,9 @@ class Ending:
     is_due: bool  # another delivery is likely, even if none has come yet
 
 
+SlotVerb = Literal["claim", "note", "forget"]
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One moment at which a beat has to send an entry."""
@@ -122,12 +120,7 @@ class Slot:
     sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`; 0 if never
 
 
-SlotVerb = Literal["claim", "note", "forget"]
-
-
 class HolderState(StrEnum):
-    """What a holder, or a call that goes before, has in the store."""
-
     HELD = "held"  # a lease
     ASKED_TO_STOP = "asked to stop"  # a lease
     COOLDOWN = "cooldown"  # a cool-down after its run, or after its publishing

@@ -1,4 +1,4 @@
-"""What an error of a server means, and asking again until an answer comes."""
+"""The meaning of a server's errors, and requests that are repeated until an answer comes."""
 
 import re
 import time

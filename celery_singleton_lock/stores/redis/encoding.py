@@ -122,7 +122,6 @@ def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
     """Keys and arguments for each run of renew.lua: at most *most* claims, all with one ttl."""
-    # Claims with one ttl are mostly neighbours already, so they are not sorted.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         while part := list(islice(alike, most)):
             yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
@@ -157,7 +156,6 @@ def position_in(reply: Sequence[Any]) -> Position:
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
-    """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
     verdict, now, successor, rows, *turn = reply
     rank, near, free_in = turn or (0, 1, inf)
     holders = holders_in(key, now, rows)

@@ -77,7 +77,6 @@ class Inventory:
         return said
 
     def databases(self, bound: float) -> set[tuple[str, int]]:
-        """The run id of each server, with the number of the database."""
         number = int(self._servers.pool.connection_kwargs.get("db") or 0)
         return {(report["run_id"], number) for report in self.about_servers(bound).values()}
 

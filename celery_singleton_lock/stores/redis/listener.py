@@ -67,7 +67,7 @@ class _Wire:
 
 
 class Listener(DaemonThread):
-    """Hears the channels of one store, in one thread of one process.
+    """Hears the channels of one store, in a thread of its own.
 
     Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
     """
@@ -253,7 +253,7 @@ class Listener(DaemonThread):
 
     def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
         self._wire_of.pop(channel, None)
-        # So that the cluster is asked for the owner.
+        # Doubt the server, so that the cluster is asked for the owner.
         wire.server.close()
         wire.try_later()
         self._deafen(channel)

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Marked, Position, Renewal
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Done, Facts, Grant, Marked, Position, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
@@ -165,6 +165,19 @@ class Turns(Contract):
             assert store.look(calls[0]).comes
             granted(store.acquire(calls[0]))
             until(lambda: _called(heard) == {"m1", "m2"}, "the others are called")
+
+    def test_who_gets_the_whole_lock_calls_nobody(self, store: Store) -> None:
+        first, second = claim(f"{WHOLE}first"), claim(f"{WHOLE}second")
+        store.acquire(first)
+        with Waiter(store, second) as waiter, listening(store, "m") as heard:
+            queued(waiter.ask())
+            refused(store.acquire(replace(message("m", published=1e9), limit=3)))
+            store.release(first, 1)
+            granted(waiter.ask())
+            store.call(store.servers.publish, f"{KEY}:@m", "the last word")
+            until(lambda: "the last word" in heard["m"], "all is heard")
+
+        assert "free" not in heard["m"]
 
     def test_a_newcomer_does_not_overtake_a_message_that_is_called_or_on_its_way(self, store: Store) -> None:
         store.acquire(claim("a"))

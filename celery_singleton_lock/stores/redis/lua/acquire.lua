@@ -1,13 +1,7 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
 -- A lock is one hash, which the parts describe. Times are microseconds by this server's clock. A caller whose reply was lost
--- may ask again: the same token renews its grant, or keeps its turn. The other calls, as the caller sees them:
---
---   twin         another delivery of the caller's message: it holds a place, or waits. The caller gets neither.
---   turn         waits in the line. A turn with an earlier rank goes before the caller.
---   successor    runs next, by `rerun` or `replace`. `relation` says which of the two goes first.
---   queued call  is unique in the queue. It goes before a caller that heeds it.
---   newer call   is a queued call or a successor that was published later. A caller with a policy ends in its favour.
+-- may ask again: the same token renews its grant, or keeps its turn.
 --
 -- KEYS[1]  lock key
 -- @argument token

@@ -61,7 +61,6 @@ local function places_of(token)
   return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
--- An empty place has no token.
 local function read_places(key, highest)
   local places = {}
   for place = 1, highest do

@@ -69,7 +69,7 @@ local function relation(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- The newer call in whose favour a call ends.
+-- The queued call or successor, published later, in whose favour a call with a policy ends.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
