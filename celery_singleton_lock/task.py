@@ -55,7 +55,7 @@ else:
 
 
 # The task id of the last run in this context that has left nothing to do. `after_return` reads it, because the request
-# is slow to find.
+# is slow to find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
 _just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
 
 
@@ -350,7 +350,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             caller = get_current_task()
             if caller is None or caller.name not in TASKS_OF_ITEMS:
                 return None
-            state = message.RequestState(request.id)
+            state = message.RequestState()
+            state.request_id = request.id
             state.map = caller
             # The item stays "called directly", or `retry` in its body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)

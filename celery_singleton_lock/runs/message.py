@@ -190,10 +190,8 @@ class RequestState:
     map: Task | None = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
-
-    def __init__(self, request_id: str | None) -> None:
-        # A pool may hand several runs the same request object, one after the other.
-        self.request_id = request_id
+    # A pool may hand several runs the same request object, one after the other.
+    request_id: str | None = None
 
 
 _STATE = "singleton_state"
@@ -219,7 +217,9 @@ def state_for(request: Context) -> RequestState:
     known: Any = vars(request)
     state = known.get(_STATE)
     if type(state) is not RequestState or state.request_id != request.id:
-        state = known[_STATE] = RequestState(request.id)
+        # An `__init__` would cost each run a thousand instructions.
+        state = known[_STATE] = RequestState()
+        state.request_id = request.id
     return state
 
 
