@@ -215,8 +215,7 @@ class Cluster:
 
     def flush(self) -> None:
         for node in self.masters:
-            with node.client() as client:
-                client.flushall()
+            node.flush()
 
     def _view(self) -> list[tuple[int, int, int]]:
         for node in self.nodes:

@@ -17,6 +17,8 @@ from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import Part
+from celery_singleton_lock.stores.redis.store import Store
+from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import pulse
@@ -57,8 +59,7 @@ def redis_process() -> Iterator[Server]:
 
 @pytest.fixture
 def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
+    valkey_process.flush()
     return valkey_process
 
 
@@ -69,6 +70,25 @@ def server(request: pytest.FixtureRequest) -> Server:
         client.flushall()
         client.script_flush()
     return process
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Store]:
+    store = Store(server.url, {})
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(valkey: Server) -> Iterator[Proxy]:
+    with Proxy(valkey.port) as proxy:
+        yield proxy
 
 
 @pytest.fixture(params=SERVERS)

@@ -93,6 +93,10 @@ class Server:
     def client(self, database: int = 0) -> "redis.Redis":
         return redis.Redis(port=self.port, db=database, decode_responses=True)
 
+    def flush(self) -> None:
+        with self.client() as client:
+            client.flushall()
+
     def start(self) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)

@@ -10,6 +10,9 @@ from typing import Self, TypeVar
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 
+SOON = 60
+"""Seconds in which a worker on a busy machine has done anything."""
+
 T = TypeVar("T")
 
 

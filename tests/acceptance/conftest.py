@@ -114,8 +114,7 @@ def one_valkey() -> Any:
 
     @pytest.fixture(scope="module")
     def valkey(valkey_process: Server) -> Server:
-        with valkey_process.client() as client:
-            client.flushall()
+        valkey_process.flush()
         return valkey_process
 
     return valkey

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from tests.acceptance import seen_app as tasks
 from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker
 
 LOGGER = "celery_singleton_lock"
-PATIENCE = 60
 AWAY = "away"
 """The queue of the worker that has lost its store."""
 
@@ -91,7 +90,7 @@ class Scene:
     def hold(self, task: Any, name: str = "the holder", **kwargs: Any) -> Any:
         """A run that goes on until its gate is opened."""
         result = self.call(task, 1, name, kwargs={"waits": True, **kwargs})
-        until(lambda: result.id in [event.run for event in self.recorder.events("enter")], "it runs", PATIENCE)
+        until(lambda: result.id in [event.run for event in self.recorder.events("enter")], "it runs", SOON)
         return result
 
     def named(self, result: Any, name: str) -> Any:
@@ -99,10 +98,10 @@ class Scene:
         return result
 
     def has_been_refused(self, result: Any) -> None:
-        until(lambda: f"task_id={result.id} holder=" in self._written(), "it has been refused", PATIENCE)
+        until(lambda: f"task_id={result.id} holder=" in self._written(), "it has been refused", SOON)
 
     def is_in_state(self, result: Any, state: str) -> None:
-        until(lambda: result.state == state, f"its state is {state}", PATIENCE)
+        until(lambda: result.state == state, f"its state is {state}", SOON)
 
     def open_gate(self) -> None:
         self.recorder.open_gate(self.key)
@@ -115,10 +114,10 @@ class Scene:
     def end(self, task: Any, result: Any, *states: str, log_has: str = "") -> Seen:
         """Wait for the end of a call, and return all that is seen of it."""
         try:
-            got = f"`.get()` returns `{result.get(timeout=PATIENCE)!r}`"
+            got = f"`.get()` returns `{result.get(timeout=SOON)!r}`"
         except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
             got = f"`.get()` raises `{self.plain(f'{type(error).__name__}: {error}', task)}`"
-        until(lambda: log_has in self._written(), "the log has it", PATIENCE)
+        until(lambda: log_has in self._written(), "the log has it", SOON)
         states = (*states, result.state)
         return Seen(self._lines(task, result), ", then ".join(f"`{state}`" for state in states), got)
 
@@ -185,7 +184,7 @@ def superseded(scene: Scene) -> Seen:
     successor = scene.call(tasks.rerun, 3, "the successor")
     seen = scene.end(tasks.rerun, older, "RETRY")
     scene.open_gate()
-    successor.get(timeout=PATIENCE)
+    successor.get(timeout=SOON)
     return seen
 
 

@@ -13,10 +13,7 @@ from celery_singleton_lock import ConfigurationError
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
 from tests.recorder import Recorder
-from tests.waiting import until
-
-PROMPTLY = 40
-
+from tests.waiting import SOON, until
 
 valkey, worker = one_worker(6, autouse=True)
 
@@ -27,7 +24,7 @@ def held(recorder: Recorder) -> Iterator[None]:
     until(lambda: len(recorder.events("enter")) > 1, "the holders run")
     yield
     recorder.open_gate("held")
-    holders[0].get(timeout=PROMPTLY)
+    holders[0].get(timeout=SOON)
     until(lambda: len(recorder.events("leave")) > 1, "the holders have left")
     recorder._client.flushdb()
 
@@ -83,7 +80,7 @@ def test_every_task_behind_a_skipped_run_ends(name: str) -> None:
 
     while result is not None:
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=PROMPTLY)
+            result.get(timeout=SOON)
         result = result.parent
 
 
@@ -94,7 +91,7 @@ def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None
 
     # A TimeoutError would be the hang.
     with suppress(TaskRevokedError, ChordError):
-        result.get(timeout=PROMPTLY)
+        result.get(timeout=SOON)
     assert len(recorder.events("enter")) == 2, "only the holders have run"
 
 
@@ -124,8 +121,8 @@ def test_a_call_without_a_key_fails_and_its_canvas_ends(recorder: Recorder, mode
     result = NO_KEYS[name](keyed, bad)
 
     with pytest.raises((ConfigurationError, ChordError), match=r"lock_key=.*(no number|returned None)"):
-        result.get(timeout=PROMPTLY)
+        result.get(timeout=SOON)
     assert repr(bad) not in [event.key for event in recorder.events("enter")]
     # Until a first attempt has ended, its call stands for the next one, and so does its failure.
     until(lambda: not keyed.lock_state(1).holders, "the key is free")
-    assert keyed.delay(1).get(timeout=PROMPTLY) == 1
+    assert keyed.delay(1).get(timeout=SOON) == 1

@@ -1,4 +1,4 @@
-"""P2 and P4, nothing stuck and you are told: workers that die, stop, or lose their lease or their store."""
+"""P2 and P4, nothing stuck and you are told: workers that die, stop, hold the GIL, or lose a lease or their store."""
 
 import os
 import signal
@@ -15,12 +15,13 @@ from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from celery_singleton_lock import LockLost, StoreError
 from celery_singleton_lock.stores.records import LockState
 from tests.acceptance import app as tasks
+from tests.acceptance import children_app as children
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP, new_call
-from tests.recorder import Event, Recorder
+from tests.recorder import Event, Recorder, of_key
 from tests.servers import running
-from tests.waiting import until
-from tests.workers import kill_child, workers
+from tests.waiting import SOON, until
+from tests.workers import is_alive, kill_child, workers
 
 TTL = 3.0
 COMBINED = "tests.acceptance.combined_app"
@@ -179,3 +180,41 @@ def test_calls_of_a_key_that_is_held_here_end_as_lock_on_store_error_says(record
                 result.get(timeout=30)
         recorder.open_gate("the end")
         holder.forget()
+
+
+def test_the_main_process_keeps_the_lease_of_a_living_child_and_of_no_other(recorder: Recorder) -> None:
+    tasks = {"lives": children.holds_the_gil, "dies": children.holds_the_gil, "stops": children.is_stopped}
+    with workers(children.__name__, concurrency=4):
+        first = {key: task.delay(key, 600) for key, task in tasks.items()}
+        run = {key: begun(recorder, key) for key in first}
+        os.kill(run["stops"].pid, signal.SIGSTOP)
+        second = {key: task.delay(key, 0) for key, task in tasks.items()}
+        # Only the main process can renew: each body holds the GIL from its beginning.
+        until(lambda: all(is_renewed(run[key]) for key in ("lives", "dies")), "both are renewed", timeout=SOON)
+
+        os.kill(run["dies"].pid, signal.SIGKILL)
+        for key in ("dies", "stops"):
+            second[key].get(timeout=SOON)
+        os.kill(run["stops"].pid, signal.SIGCONT)
+        assert [event.run for event in of_key(recorder, "lives", "enter")] == [first["lives"].id]
+
+
+def is_renewed(event: Event) -> bool:
+    """Its lease lasts longer than that of its grant."""
+    (holder,) = children.holds_the_gil.lock_holders(event.key, 0)
+    assert holder.task_id == event.run
+    since = time.clock_gettime(time.CLOCK_BOOTTIME) - event.at
+    return bool(since + holder.expires_in > children.TTL + 2)
+
+
+def test_a_child_that_is_to_be_killed_is_dead_before_the_next_run_begins(recorder: Recorder) -> None:
+    with workers(children.__name__, concurrency=2):
+        children.is_killed.delay("k", 600)
+        first = begun(recorder, "k")
+        second = children.is_killed.delay("k", 0)
+        until(lambda: second.id in [event.run for event in recorder.events("enter")], "the next runs", timeout=SOON)
+        assert not is_alive(first.pid)
+
+
+def begun(recorder: Recorder, key: str) -> Event:
+    return until(lambda: of_key(recorder, key, "enter"), "it runs", timeout=SOON)[0]

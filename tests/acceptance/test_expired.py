@@ -13,13 +13,12 @@ from celery.exceptions import ChordError, TaskRevokedError
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.recorder import Recorder
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
 pytestmark = pytest.mark.prove
 
 SECONDS = 15
-IN_TIME = 30
 
 
 def requeued_by(task: Any, key: str) -> Callable[..., Any]:
@@ -54,9 +53,9 @@ CLASSIC = {
 def stands_still(app: Celery) -> Iterator[None]:
     """Stop the worker from taking messages of the queue."""
     queue = app.conf.task_default_queue
-    assert app.control.cancel_consumer(queue, reply=True, timeout=IN_TIME, limit=1)
+    assert app.control.cancel_consumer(queue, reply=True, timeout=SOON, limit=1)
     yield
-    assert app.control.add_consumer(queue, reply=True, timeout=IN_TIME, limit=1)
+    assert app.control.add_consumer(queue, reply=True, timeout=SOON, limit=1)
 
 
 def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(rabbit: str, recorder: Recorder) -> None:
@@ -73,6 +72,6 @@ def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(rabbit: 
         for result in results:
             # The call itself, or a member of its chord.
             with pytest.raises((TaskRevokedError, ChordError)):
-                result.get(timeout=IN_TIME)
+                result.get(timeout=SOON)
         recorder.open_gate("all have expired")
     assert [event for event in recorder.events() if event.facts.get("number") == 2] == []

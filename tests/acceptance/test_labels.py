@@ -13,11 +13,10 @@ from tests.acceptance import label_app as tasks
 from tests.acceptance.conftest import Operate
 from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
 APP = "tests.acceptance.label_app"
-PROMPTLY = 30
 
 
 def test_operators_read_it_beside_the_key_and_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
@@ -33,7 +32,7 @@ def test_operators_read_it_beside_the_key_and_one_that_cannot_be_filled_in_costs
         head, *lines = operate("list").stdout.splitlines()
         assert "lock.label_failed" not in worker.log()
         assert "supplier 7" not in worker.log()
-        assert [task.delay("k", 7).get(timeout=PROMPTLY) for task in failing] == ["ran", "ran"]
+        assert [task.delay("k", 7).get(timeout=SOON) for task in failing] == ["ran", "ran"]
         told = [line for line in worker.log().splitlines() if "lock.label_failed" in line]
 
     assert rows == {

@@ -16,10 +16,9 @@ from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker
 
-SOON = 40
 TASK = tasks.by_policy["reschedule"]
 
 valkey, worker = one_worker(3)

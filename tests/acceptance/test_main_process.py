@@ -12,11 +12,10 @@ from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 40
 WAITING = 80
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
@@ -28,7 +27,7 @@ def worker(valkey: Server) -> Iterator[Worker]:
 
 
 def lives(worker: Worker) -> bool:
-    return bool(combined.plain.delay(7).get(timeout=PROMPTLY) == 7) and "Unrecoverable error" not in worker.log()
+    return bool(combined.plain.delay(7).get(timeout=SOON) == 7) and "Unrecoverable error" not in worker.log()
 
 
 @pytest.mark.prove
@@ -54,11 +53,11 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(worker: Worker, r
     revoked = task.apply_async(("revoked",), countdown=1)
     revoked.revoke()
 
-    assert ran.get(timeout=PROMPTLY) == slow.get(timeout=PROMPTLY) == "ran"
+    assert ran.get(timeout=SOON) == slow.get(timeout=SOON) == "ran"
     (run,) = [event for event in recorder.events("enter") if event.key == "killed"]
     os.kill(run.pid, signal.SIGKILL)
     for result in (killed, expired, revoked):
-        result.get(timeout=PROMPTLY, propagate=False)
+        result.get(timeout=SOON, propagate=False)
 
     assert worker.pid not in makers_of(recorder, "keys")
 
@@ -76,7 +75,7 @@ def test_the_main_process_makes_no_model(recorder: Recorder) -> None:
             models.load_once.apply_async(({"supplier_id": 3},), countdown=0.5),
         ]
         for result in sent:
-            result.get(timeout=PROMPTLY, propagate=False)
+            result.get(timeout=SOON, propagate=False)
 
         assert makers_of(recorder, "models") - {worker.pid} == makers_of(recorder, "models") != set()
 
@@ -95,7 +94,7 @@ def test_messages_that_have_waited_leave_nothing_in_the_main_process(worker: Wor
         recorder.open_gate(key)
         for result in results:
             result.get(timeout=60)
-        (said,) = tasks.app.control.broadcast("objects_in_the_main_process", reply=True, limit=1, timeout=PROMPTLY)
+        (said,) = tasks.app.control.broadcast("objects_in_the_main_process", reply=True, limit=1, timeout=SOON)
         return int(next(iter(said.values())))
 
     before, between, after = [objects_after_a_crowd(f"crowd-{number}") for number in range(3)]

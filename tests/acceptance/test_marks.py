@@ -15,13 +15,10 @@ from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import new_call, one_worker
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 40
-
-
 valkey, worker = one_worker(6)
 
 
@@ -31,20 +28,20 @@ def test_a_call_that_ended_without_a_run_is_queued_no_more(worker: Worker, recor
     first = recorder.begun(task.delay(key, 1, gate=key))
 
     second = task.delay(key, 2)
-    second.get(timeout=PROMPTLY, propagate=False)
+    second.get(timeout=SOON, propagate=False)
     recorder.open_gate(key)
-    first.get(timeout=PROMPTLY)
+    first.get(timeout=SOON)
 
     assert second.id != first.id
-    assert new_call(task, key, 3, but=[first, second]).get(timeout=PROMPTLY) == 3
+    assert new_call(task, key, 3, but=[first, second]).get(timeout=SOON) == 3
 
 
 def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(worker: Worker) -> None:
     first = combined.stumbling.delay("stumbles", stumbles=True)
     with pytest.raises(ValueError, match="it stumbles"):
-        first.get(timeout=PROMPTLY)
+        first.get(timeout=SOON)
 
-    assert new_call(combined.stumbling, "stumbles", 3, but=[first]).get(timeout=PROMPTLY) == 3
+    assert new_call(combined.stumbling, "stumbles", 3, but=[first]).get(timeout=SOON) == 3
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
@@ -54,7 +51,7 @@ def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(worker
 
     first = unknown.delay("unknown", 3)
     with pytest.raises(NotRegistered):
-        first.get(timeout=PROMPTLY)
+        first.get(timeout=SOON)
 
     assert new_call(unknown, "unknown", 3, but=[first])
     tasks.app.tasks.unregister(unknown.name)
@@ -66,7 +63,7 @@ def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(worker
     task = combined.waiting_by_mode[mode]
     first = task.apply_async(("refused", 1), serializer="ours-alone")
 
-    assert new_call(task, "refused", 3, but=[first]).get(timeout=PROMPTLY) == 3
+    assert new_call(task, "refused", 3, but=[first]).get(timeout=SOON) == 3
     serialization.unregister("ours-alone")
 
 
@@ -94,24 +91,22 @@ def test_what_counts_while_it_runs(worker: Worker, recorder: Recorder, valkey: S
 
     second = {mode: task.delay(key, 2) for mode, task in tasks.by_mode.items()}
     assert second["until_executed"].id == first["until_executed"].id
-    assert second["until_executing"].get(timeout=PROMPTLY) == 2
+    assert second["until_executing"].get(timeout=SOON) == 2
     assert second["until_and_while_executing"].id != first["until_and_while_executing"].id
-    second["until_and_while_executing"].get(timeout=PROMPTLY, propagate=False)
+    second["until_and_while_executing"].get(timeout=SOON, propagate=False)
     recorder.open_gate(key)
-    assert {mode: result.get(timeout=PROMPTLY) for mode, result in first.items()} == {
-        mode: mode for mode in tasks.MODES
-    }
+    assert {mode: result.get(timeout=SOON) for mode, result in first.items()} == {mode: mode for mode in tasks.MODES}
     assert len(of_key(recorder, key, "enter")) == 4
 
 
 def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_call(worker: Worker) -> None:
     task, key = tasks.by_mode["until_executed"], "nightly"
-    assert task.apply_async((key, 1), task_id="nightly").get(timeout=PROMPTLY) == 1
+    assert task.apply_async((key, 1), task_id="nightly").get(timeout=SOON) == 1
     tonight = task.apply_async((key, 2), task_id="nightly", countdown=600)
 
     assert task.delay(key, 3).id == "nightly"
     tonight.revoke()
-    assert new_call(task, key, 4, but=[tonight]).get(timeout=PROMPTLY) == 4
+    assert new_call(task, key, 4, but=[tonight]).get(timeout=SOON) == 4
 
 
 def test_a_retry_waits_for_its_body_and_does_not_meet_its_own_mark(worker: Worker, recorder: Recorder) -> None:
@@ -119,7 +114,7 @@ def test_a_retry_waits_for_its_body_and_does_not_meet_its_own_mark(worker: Worke
     # Other processes are idle, and take the retry while the body still ends.
     retried = [task.delay(mode, attempts=2, finish=0.5) for mode, task in by_mode.items()]
 
-    assert [result.get(timeout=PROMPTLY) for result in retried] == [2] * len(by_mode)
+    assert [result.get(timeout=SOON) for result in retried] == [2] * len(by_mode)
     events = {mode: of_key(recorder, mode) for mode in by_mode}
     assert [sum(event.name == "enter" for event in found) for found in events.values()] == [3] * len(by_mode)
     assert [mode for mode, found in events.items() if overlaps(found)] in ([], ["until_executing"])
@@ -133,9 +128,9 @@ def test_a_canvas_with_equal_members_ends(worker: Worker, mode: str) -> None:
     equal = [task.s(f"{key} member", 0, 0.5) for _ in range(2)]
     header = chord([*equal, task.s(f"{key} free")])(tasks.collect.s())
 
-    assert steps.get(timeout=PROMPTLY) == 3
-    assert set(header.get(timeout=PROMPTLY)) <= {0, None}
-    members.get(timeout=PROMPTLY, propagate=False)
+    assert steps.get(timeout=SOON) == 3
+    assert set(header.get(timeout=SOON)) <= {0, None}
+    members.get(timeout=SOON, propagate=False)
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
@@ -145,8 +140,8 @@ def test_a_run_in_the_only_slot_does_not_wait_for_a_queued_call(valkey: Server, 
     first = tasks.app.send_task(task.name, (key, 1), queue=queue)
     second = task.apply_async((key, 2), queue=queue)
     with workers(APP, {"TEST_STORE": valkey.url}, 1, "-Q", queue, concurrency=1):
-        assert first.get(timeout=PROMPTLY) == 1
-        assert second.get(timeout=PROMPTLY) == 2
+        assert first.get(timeout=SOON) == 1
+        assert second.get(timeout=SOON) == 2
 
 
 def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_nobody_meanwhile(
@@ -158,7 +153,7 @@ def test_a_later_step_of_what_replaces_a_task_waits_for_a_queued_call_and_asks_n
     until(lambda: task.lock_state(key).turns, "the step waits")
     came = worker.log().count(f"[{step.id}] received")
 
-    assert task.delay("another key", 3, 2.0).get(timeout=PROMPTLY) == 3
+    assert task.delay("another key", 3, 2.0).get(timeout=SOON) == 3
     assert worker.log().count(f"[{step.id}] received") <= came + 2
     queued.revoke()
-    assert step.get(timeout=PROMPTLY) == 2
+    assert step.get(timeout=SOON) == 2

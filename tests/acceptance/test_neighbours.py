@@ -10,10 +10,8 @@ from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_valkey
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
-
-PROMPTLY = 40
 
 valkey = one_valkey()
 
@@ -42,16 +40,16 @@ def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(worker: Worker, recor
 
     waiting = task.apply_async((key, 2), **HIDING)
     with pytest.raises(LockHeld):
-        waiting.get(timeout=PROMPTLY)
+        waiting.get(timeout=SOON)
     # Without a result, nobody but its mark can say that it has ended.
     silent = task.apply_async((key, 3), ignore_result=True, **HIDING)
     until(lambda: f"task_id={silent.id} holder={holder.id}" in worker.log(), "it has met the holder")
     until(lambda: f"{silent.id}] raised" in worker.log(), "it has ended")
     recorder.open_gate(key)
 
-    assert holder.get(timeout=PROMPTLY) == 0
+    assert holder.get(timeout=SOON) == 0
     until(lambda: not task.lock_holders(key), "the key is free")
-    assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
+    assert task.delay(key, 4).get(timeout=SOON) == 4
 
 
 def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key: str) -> None:
@@ -62,8 +60,8 @@ def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key
     until(lambda: all(line in worker.log() for line in refused), "all have come")
     recorder.open_gate(key)
 
-    assert later[-1].get(timeout=PROMPTLY) == 3
-    assert [result.get(timeout=PROMPTLY, propagate=False).reason for result in later[:2]] == ["superseded"] * 2
+    assert later[-1].get(timeout=SOON) == 3
+    assert [result.get(timeout=SOON, propagate=False).reason for result in later[:2]] == ["superseded"] * 2
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [0, 3]
 
 
@@ -73,6 +71,6 @@ def test_a_retry_gives_the_key_back(worker: Worker, recorder: Recorder, key: str
     until(lambda: retried.state == "RETRY", "it waits for its retry")
     until(lambda: not task.lock_holders(key), "its lock is free meanwhile", timeout=2.5)
 
-    assert task.apply_async((key, 2), task_id=f"{key}-other", **HIDING).get(timeout=PROMPTLY) == 2
-    assert retried.get(timeout=PROMPTLY) == 1
+    assert task.apply_async((key, 2), task_id=f"{key}-other", **HIDING).get(timeout=SOON) == 2
+    assert retried.get(timeout=SOON) == 1
     assert overlaps(of_key(recorder, key)) == []

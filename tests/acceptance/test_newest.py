@@ -14,10 +14,9 @@ from tests.acceptance import app as tasks
 from tests.acceptance.app import PAIRS
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder, of_key, overlaps
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
-SOON = 60
 LONGEST_WAIT = 4.0
 LATE = 8.0
 

@@ -25,11 +25,10 @@ from tests.acceptance.conftest import APP, Operate
 from tests.contract.asking import Waiter
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import free_port
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 YES, NO, USAGE, AWAY = 0, 1, 2, 69
-PROMPTLY = 40
 TTL = 6
 
 
@@ -223,7 +222,7 @@ def test_what_became_of_a_call_is_shown_and_where_it_waits(
     running(recorder, 2)
     skipped, waiter = task.delay("k"), waits.delay("k")
     with pytest.raises(TaskRevokedError):
-        skipped.get(timeout=PROMPTLY)
+        skipped.get(timeout=SOON)
     until(lambda: waits.lock_state("k").waiting == 1, "it waits")
     store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
 
@@ -241,7 +240,7 @@ def test_what_became_of_a_call_is_shown_and_where_it_waits(
     assert now == ["holds the lock", "waits for the lock, position 1 in the line", "is queued"]
 
     recorder.open_gate("all is shown")
-    assert [each.get(timeout=PROMPTLY) for each in (holder, first, waiter)] == [0, 0, 0]
+    assert [each.get(timeout=SOON) for each in (holder, first, waiter)] == [0, 0, 0]
     is_over = shown(holder.id)
     assert (is_over["state"], is_over["reason"], is_over["locks"]) == ("SUCCESS", None, [])
 
@@ -303,9 +302,9 @@ def test_a_broken_run_ends_revoked_names_who_asked_and_is_not_run_again(
     assert broken["seconds"] <= TTL + 1
     assert broken == {**broken, "asked": [holder.id], "dropped": [], "gone": True, "key": task.lock_key_for("k")}
     with pytest.raises(TaskRevokedError, match="broken by alice@ops-1") as ended:
-        holder.get(timeout=PROMPTLY)
+        holder.get(timeout=SOON)
     assert (ended.value.reason, ended.value.holder_task_id) == ("broken", None)  # type: ignore[attr-defined]
-    assert later.get(timeout=PROMPTLY) == 2
+    assert later.get(timeout=SOON) == 2
     assert overlaps(recorder.events()) == []
     assert "reason=broken" in worker.log()
     assert f"lock.broken key={task.lock_key_for('k')} task_id={holder.id} by=alice@ops-1" in worker.log()
@@ -318,8 +317,8 @@ def test_a_broken_run_ends_revoked_names_who_asked_and_is_not_run_again(
     running(recorder, 3)
     operate("break", task.lock_key_for("retried"), "--yes")
     with pytest.raises(TaskRevokedError, match="broken by"):
-        holder.get(timeout=PROMPTLY)
-    assert task.delay("retried", 2).get(timeout=PROMPTLY) == 2
+        holder.get(timeout=SOON)
+    assert task.delay("retried", 2).get(timeout=SOON) == 2
     assert [event.facts["number"] for event in of_key(recorder, "retried", "enter")] == [1, 2]
 
 
@@ -335,7 +334,7 @@ def test_force_frees_at_once_and_says_what_that_risks(operate: Operate, worker: 
     assert "keeps running beside the next one" in done.stderr
     operate("show", key, code=NO)
     with pytest.raises(LockLost, match="expired"):
-        holder.get(timeout=PROMPTLY)
+        holder.get(timeout=SOON)
 
 
 @pytest.mark.prove
@@ -364,7 +363,7 @@ def test_a_break_frees_what_a_purge_has_left(operate: Operate) -> None:
     again = task.delay("k", 3)
     assert again.id != lost.id
     with workers(APP):
-        assert again.get(timeout=PROMPTLY) == 3
+        assert again.get(timeout=SOON) == 3
 
 
 def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, store: Store) -> None:

@@ -33,9 +33,8 @@ from tests.acceptance.test_operations import claim
 from tests.browsing import Visitor
 from tests.contract.asking import Waiter
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 
-PROMPTLY = 30
 OF_ONE_PROCESS = "memory of one process"
 EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
 
@@ -259,7 +258,7 @@ def served(valkey: Server, *arguments: str, **env: str) -> Iterator[str]:
         assert select.select([process.stdout], [], [], 60)[0], "it says where it is"
         yield process.stdout.readline().split()[-1]
         process.send_signal(signal.SIGINT)
-        assert process.wait(PROMPTLY) == 0
+        assert process.wait(SOON) == 0
     finally:
         process.kill()
         process.wait()
@@ -272,7 +271,7 @@ def basic(user: str, password: str) -> str:
 
 def fetched(url: str, **headers: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PROMPTLY) as reply:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=SOON) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -13,10 +13,8 @@ from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, one_valkey
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
-
-PROMPTLY = 30
 
 valkey = one_valkey()
 
@@ -63,21 +61,21 @@ def after_a_holder(worker: Worker, recorder: Recorder, policy: str, key: str) ->
     single = task.delay(alone, 2)
     members = group(task.s(grouped, 3), task.s(f"{key} free")).delay()
     steps = chain(task.si(chained, 4), tasks.after.s()).delay()
-    until(lambda: len(met(worker)) == before + 3, "three calls have met a holder", timeout=PROMPTLY)
+    until(lambda: len(met(worker)) == before + 3, "three calls have met a holder", timeout=SOON)
     recorder.open_gate(f"{key} three")
     found = [in_the_end(each) for each in (single, members, steps)]
     hold(recorder, policy, in_header, in_body, seconds=seconds, gate=f"{key} five")
     header = chord([task.s(in_header, 5), task.s(f"{key} free too")])(tasks.collect.s())
     body = chord([task.s(f"{key} free three")])(task.si(in_body, 6))
-    until(lambda: len(met(worker)) == before + 5, "five calls have met a holder", timeout=PROMPTLY)
+    until(lambda: len(met(worker)) == before + 5, "five calls have met a holder", timeout=SOON)
     recorder.open_gate(f"{key} five")
     return [*found, in_the_end(header), in_the_end(body)]
 
 
 def in_the_end(result: Any) -> Any:
     """Its result; asked for, because Celery may miss one that comes just as `get` begins to listen for its id."""
-    until(result.ready, "it has ended", timeout=PROMPTLY)
-    return result.get(timeout=PROMPTLY)
+    until(result.ready, "it has ended", timeout=SOON)
+    return result.get(timeout=SOON)
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun", "replace"])
@@ -101,9 +99,9 @@ def test_skip_ends_with_the_holder_named(recorder: Recorder, key: str) -> None:
 
     for result in (single, members, steps, body):
         with pytest.raises(TaskRevokedError, match=holder.id):
-            result.get(timeout=PROMPTLY)
+            result.get(timeout=SOON)
     assert single.state == states.REVOKED
-    assert header.get(timeout=PROMPTLY) == [None, 0]
+    assert header.get(timeout=SOON) == [None, 0]
     recorder.open_gate(key)
 
 
@@ -115,10 +113,10 @@ def test_a_skip_result_is_returned_everywhere(key: str) -> None:
         chained = chain(task.si(key), tasks.after.s()).delay()
         header = chord([task.s(key), task.s(f"{key} free too")])(tasks.collect.s())
 
-        assert single.get(timeout=PROMPTLY) == "was skipped"
-        assert grouped.get(timeout=PROMPTLY) == ["was skipped", "ran"]
-        assert chained.get(timeout=PROMPTLY) == ["after", "was skipped"]
-        assert header.get(timeout=PROMPTLY) == ["was skipped", "ran"]
+        assert single.get(timeout=SOON) == "was skipped"
+        assert grouped.get(timeout=SOON) == ["was skipped", "ran"]
+        assert chained.get(timeout=SOON) == ["after", "was skipped"]
+        assert header.get(timeout=SOON) == ["was skipped", "ran"]
 
 
 @pytest.mark.prove
@@ -126,7 +124,7 @@ def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(recorder:
     first = recorder.begun(tasks.rerun_and_retried.delay(key, 1, countdown=0, seconds=1.0))
     second = tasks.rerun_and_retried.delay(key, 2)
 
-    assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (1, 2)
+    assert (first.get(timeout=SOON), second.get(timeout=SOON)) == (1, 2)
     assert sorted(event.facts["number"] for event in of_key(recorder, key, "enter")) == [1, 1, 2]
 
 
@@ -140,5 +138,5 @@ def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder, ke
 
     for result in joiners:
         with pytest.raises(ValueError, match="7"):
-            result.get(timeout=PROMPTLY)
+            result.get(timeout=SOON)
     assert len(of_key(recorder, key, "enter")) == 1

@@ -17,10 +17,9 @@ from tests.acceptance.app import MODES
 from tests.acceptance.conftest import APP, new_call
 from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import kill_child, workers
 
-PROMPTLY = 40
 PUBLISH = """
 from tests.acceptance.app import by_mode
 for mode, task in by_mode.items():
@@ -47,8 +46,8 @@ def test_of_many_publishers_one_message_comes_and_all_have_its_id(valkey: Server
     assert ids_in(valkey) == {*ids.values()}
     with workers(APP):
         for mode, task_id in ids.items():
-            assert tasks.app.AsyncResult(task_id).get(timeout=PROMPTLY) == 0
-            assert tasks.by_mode[mode].delay(mode, 1).get(timeout=PROMPTLY) == 1
+            assert tasks.app.AsyncResult(task_id).get(timeout=SOON) == 0
+            assert tasks.by_mode[mode].delay(mode, 1).get(timeout=SOON) == 1
     assert len(recorder.events("enter")) == 2 * len(MODES)
 
 
@@ -76,7 +75,7 @@ def test_a_call_that_will_never_run_is_queued_no_more() -> None:
             each.revoke()
         for key, calls in ("expired", expired), ("revoked", revoked):
             for task, first in zip(by_mode, calls, strict=True):
-                until(lambda each=first: each.state == "REVOKED", "it is revoked", timeout=PROMPTLY)
+                until(lambda each=first: each.state == "REVOKED", "it is revoked", timeout=SOON)
                 until(lambda task=task, key=key, first=first: task.delay(key, 1).id != first.id, "another is published")
 
 
@@ -86,7 +85,7 @@ def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more() -> None:
     first = task.apply_async(("k",), expires=2)
 
     assert task.delay("k").id == first.id
-    until(lambda: task.delay("k").id != first.id, "another is published", timeout=PROMPTLY)
+    until(lambda: task.delay("k").id != first.id, "another is published", timeout=SOON)
 
 
 def test_a_call_that_is_requeued_counts_as_queued_until_it_expires(recorder: Recorder) -> None:
@@ -97,7 +96,7 @@ def test_a_call_that_is_requeued_counts_as_queued_until_it_expires(recorder: Rec
         until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and is requeued")
         worker.kill()
 
-    until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=PROMPTLY)
+    until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=SOON)
 
 
 @pytest.mark.filterwarnings("ignore:Call to deprecated")  # of redis-py, by the result backend
@@ -111,9 +110,9 @@ def test_a_call_with_an_own_task_id_is_not_sent_twice_and_a_canvas_is_sent_whole
     # The body of a chord has a task id, and no other sign.
     body = chord([free.si("a"), free.si("b")])(task.si("k", 3))
     with workers(APP):
-        body.get(timeout=PROMPTLY, propagate=False)
+        body.get(timeout=SOON, propagate=False)
         assert body.result.reason == "skipped"
-        assert first.get(timeout=PROMPTLY) == 1
+        assert first.get(timeout=SOON) == 1
 
 
 def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_at_once(recorder: Recorder) -> None:
@@ -126,7 +125,7 @@ def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_
         second = task.delay("k", 2)
         recorder.open_gate("it ends")
 
-        assert second.get(timeout=PROMPTLY) == 2
+        assert second.get(timeout=SOON) == 2
     assert first.id == duplicate.id != second.id
 
 
@@ -150,6 +149,6 @@ def test_a_worker_that_is_killed_leaves_no_mark(recorder: Recorder, whom: str) -
 def run_again(first: list[Any]) -> None:
     # Published at once, one of them would meet the lease of the dead.
     task = tasks.by_mode["until_and_while_executing"]
-    until(lambda: not task.lock_holders("k"), "the key is free", timeout=PROMPTLY)
+    until(lambda: not task.lock_holders("k"), "the key is free", timeout=SOON)
     for task, dead in zip(tasks.by_mode.values(), first, strict=True):
-        assert new_call(task, "k", 2, but=[dead]).get(timeout=PROMPTLY) == 2
+        assert new_call(task, "k", 2, but=[dead]).get(timeout=SOON) == 2

@@ -9,7 +9,7 @@ import pytest
 from tests.acceptance.conftest import forget_connections, one_valkey
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 pytest.importorskip("celery.utils.quorum_queues", reason="new in Celery 5.5")
@@ -18,8 +18,6 @@ from tests.acceptance import quorum_app as quorum
 
 pytestmark = pytest.mark.prove
 APP = "tests.acceptance.quorum_app"
-IN_TIME = 30
-
 valkey = one_valkey()
 
 
@@ -44,7 +42,7 @@ def meets(worker: Worker, result: Any) -> None:
 
 
 def test_rabbitmq_itself_delays_a_message(worker: Worker) -> None:
-    assert quorum.by_policy["skip"].apply_async(("delayed", 1), countdown=1).get(timeout=IN_TIME) == 1
+    assert quorum.by_policy["skip"].apply_async(("delayed", 1), countdown=1).get(timeout=SOON) == 1
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "join"])
@@ -55,6 +53,6 @@ def test_a_message_of_a_quorum_queue_is_requeued(worker: Worker, recorder: Recor
     meets(worker, duplicate)
     recorder.open_gate(policy)
 
-    assert holder.get(timeout=IN_TIME) == 1
-    assert duplicate.get(timeout=IN_TIME) == (1 if policy == "join" else 2)
+    assert holder.get(timeout=SOON) == 1
+    assert duplicate.get(timeout=SOON) == (1 if policy == "join" else 2)
     assert overlaps(of_key(recorder, policy)) == []

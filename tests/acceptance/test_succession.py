@@ -14,15 +14,12 @@ from celery.exceptions import TaskRevokedError
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
 from tests.recorder import Event, Recorder, of_key, overlaps
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 pytestmark = pytest.mark.prove
 
 APP = "tests.acceptance.combined_app"
-PROMPTLY = 40
-
-
 valkey, worker = one_worker(6)
 
 
@@ -33,8 +30,8 @@ def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(worker: Worker,
     # It runs when that comes, and long enough after it to hear of a successor.
     newer = task.delay(key, 2, seconds=7)
 
-    assert newer.get(timeout=2 * PROMPTLY) == 2
-    older.get(timeout=PROMPTLY, propagate=False)
+    assert newer.get(timeout=2 * SOON) == 2
+    older.get(timeout=SOON, propagate=False)
     assert overlaps(of_key(recorder, key)) == []
 
 
@@ -43,9 +40,9 @@ def test_a_replaced_run_with_automatic_retries_is_not_run_again(worker: Worker, 
     first = recorder.begun(task.delay(key, 1, seconds=60))
     second = task.delay(key, 2)
 
-    assert second.get(timeout=PROMPTLY) == 2
+    assert second.get(timeout=SOON) == 2
     with pytest.raises(TaskRevokedError, match=second.id):
-        first.get(timeout=PROMPTLY)
+        first.get(timeout=SOON)
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 2]
 
 
@@ -69,13 +66,13 @@ def test_an_older_call_that_comes_after_the_newest_has_run_names_it(recorder: Re
             newest = task.delay(key, 3)
             until(lambda: newest.state == "RETRY", "it has asked to be next")
             recorder.open_gate(key)
-            assert newest.get(timeout=PROMPTLY) == 3
+            assert newest.get(timeout=SOON) == 3
             until(lambda: not task.lock_holders(key), "nobody holds the key")
 
         with pytest.raises(TaskRevokedError, match=newest.id):
-            older.get(timeout=PROMPTLY)
-        holder.get(timeout=PROMPTLY, propagate=False)
-        assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
+            older.get(timeout=SOON)
+        holder.get(timeout=SOON, propagate=False)
+        assert task.delay(key, 4).get(timeout=SOON) == 4
 
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 4]
 
@@ -89,11 +86,11 @@ def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, 
     second = met(worker, recorder, task.delay(key, 2))
     third = met(worker, recorder, task.delay(key, 3, dies=True))
     with pytest.raises(TaskRevokedError, match=third.id):
-        second.get(timeout=PROMPTLY)
+        second.get(timeout=SOON)
     recorder.open_gate(key)
 
-    assert first.get(timeout=PROMPTLY) == 1
-    assert third.get(timeout=3 * PROMPTLY) == 3
+    assert first.get(timeout=SOON) == 1
+    assert third.get(timeout=3 * SOON) == 3
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 3]
 
 
@@ -121,8 +118,8 @@ def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder,
     assert second.state == "RETRY"
     recorder.open_gate(key)
 
-    assert second.get(timeout=PROMPTLY) == 2
-    assert first.get(timeout=PROMPTLY) == 1
+    assert second.get(timeout=SOON) == 2
+    assert first.get(timeout=SOON) == 1
 
 
 @pytest.mark.skipif(
@@ -137,12 +134,12 @@ def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(recorde
         until(lambda: f"task_id={second.id} holder=" in old.log(), "the second one is next")
         third = task.apply_async((key, 3), queue=key)
         with pytest.raises(TaskRevokedError, match=third.id):
-            second.get(timeout=PROMPTLY)
+            second.get(timeout=SOON)
         # It ends what runs, and then gives the rest back.
         old.send(signal.SIGTERM)
         until(lambda: "Warm shutdown" in old.log(), "it takes nothing new")
         recorder.open_gate(key)
 
         with workers(APP, {"TEST_MOVING": policy}, 1, "-Q", key, concurrency=2):
-            assert third.get(timeout=2 * PROMPTLY) == 3
-    assert first.get(timeout=PROMPTLY) == 1
+            assert third.get(timeout=2 * SOON) == 3
+    assert first.get(timeout=SOON) == 1

@@ -26,7 +26,7 @@ from tests.browsing import Visitor
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import Server, running
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
 APP = "tests.acceptance.told_app"
@@ -37,8 +37,6 @@ COMMANDS = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
 METRICS = (DOCS / "how-to" / "page-and-metrics.md").read_text(encoding="utf-8")
 LISTED = set(re.findall(r"^- `(singleton_lock_\w+)`", METRICS, re.MULTILINE))
 KEPT = {"conflict", "lost", "holder_died", "unanswered"}
-PROMPTLY = 60
-
 Line = tuple[str, str, frozenset[str]]
 
 LINES = {
@@ -95,11 +93,11 @@ class Night:
         def is_there() -> bool:
             return any(facts.items() <= line.items() for line in self.lines() if line["lock_event"] == event)
 
-        until(is_there, f"the log says {event} {facts}", timeout=PROMPTLY)
+        until(is_there, f"the log says {event} {facts}", timeout=SOON)
 
     def runs(self, *results: Any, name: str = "enter") -> None:
         ids = {result.id for result in results}
-        until(lambda: ids <= {event.run for event in self.recorder.events(name)}, f"{name}: {ids}", timeout=PROMPTLY)
+        until(lambda: ids <= {event.run for event in self.recorder.events(name)}, f"{name}: {ids}", timeout=SOON)
 
     def look(self, form: str, *command: str) -> Any:
         said = json.loads(invoked(tasks.app, *command, "--json").stdout)
@@ -151,18 +149,18 @@ class Night:
                 store.acquire(dead)
             return any("not_renewed" in row for row in self.look("list", "list"))
 
-        until(is_unrenewed, "half of its ttl is over", timeout=PROMPTLY)
+        until(is_unrenewed, "half of its ttl is over", timeout=SOON)
         self.look("show of a lock", "show", tasks.waits.lock_key_for("k"))
         (row,) = self.look("show of a call", "show", waiting.id)["locks"]
         self.told.columns["list"] |= row.keys()
         # A page whose look at the store takes too long leaves it out.
-        until(lambda: self.scrape() or "singleton_lock_waiters" in self.told.metrics, "it is told", timeout=PROMPTLY)
+        until(lambda: self.scrape() or "singleton_lock_waiters" in self.told.metrics, "it is told", timeout=SOON)
         self.look("break --marks", "break", "--marks", unique.name, "--yes")
         self.recorder.open_gate("the evening is over")
-        assert [each.get(timeout=PROMPTLY) for each in (*holders, joined, waiting)] == [0] * 5
-        until(self.a_grant_after_a_wait_is_heard, "a monitor hears of it", timeout=PROMPTLY)
-        until(lambda: not store.holders(dead.key), "its lease has run out", timeout=PROMPTLY)
-        assert skip.delay("dead").get(timeout=PROMPTLY) == 0
+        assert [each.get(timeout=SOON) for each in (*holders, joined, waiting)] == [0] * 5
+        until(self.a_grant_after_a_wait_is_heard, "a monitor hears of it", timeout=SOON)
+        until(lambda: not store.holders(dead.key), "its lease has run out", timeout=SOON)
+        assert skip.delay("dead").get(timeout=SOON) == 0
         self.is_told("lock.holder_died", task_id="of-the-dead")
 
     def a_grant_after_a_wait_is_heard(self) -> bool:
@@ -173,7 +171,7 @@ class Night:
         with tasks.waits.lock_for("once more"):
             waiting = tasks.waits.delay("once more")
             self.is_told("lock.waiting", task_id=waiting.id)
-        waiting.get(timeout=PROMPTLY)
+        waiting.get(timeout=SOON)
         return False
 
     def losses(self) -> None:
@@ -194,8 +192,8 @@ class Night:
         self.is_told("lock.holder_died", task_id=killed.id)
         self.recorder.open_gate("it has been told")
         for each in (killed, *others):
-            each.get(timeout=PROMPTLY, propagate=False)
-        assert warned.get(timeout=PROMPTLY) == 0
+            each.get(timeout=SOON, propagate=False)
+        assert warned.get(timeout=SOON) == 0
         for event in ("finished_without_lease", "left_held", "late"):
             self.is_told(f"lock.{event}")
 
@@ -211,7 +209,7 @@ class Night:
                 self.is_told(f"lock.{event}")
             client.config_set("maxmemory", 0)
         self.to_results.forward()
-        assert unanswered.get(timeout=PROMPTLY) == 7
+        assert unanswered.get(timeout=SOON) == 7
 
     def silent(self) -> None:
         """The store is silent as a run that is replaced ends, and one whose message was delivered twice."""
@@ -225,14 +223,14 @@ class Night:
         successor = tasks.replaced.delay("k", "the store is silent", 0)
         self.runs(first, name="asked to stop")
         self.recorder.open_gate("its copy is here")
-        until(lambda: self.recorder.events("released"), "its lease is released", timeout=PROMPTLY)
+        until(lambda: self.recorder.events("released"), "its lease is released", timeout=SOON)
         self.to_store.black_hole()
         self.is_told("lock.renewal_failed", task_id=first.id)
         self.recorder.open_gate("the store is silent")
         for event in ("successor_unknown", "release_failed", "done_marker_failed"):
             self.is_told(f"lock.{event}")
         self.to_store.forward()
-        successor.get(timeout=PROMPTLY)
+        successor.get(timeout=SOON)
 
     def no_way_back(self) -> None:
         with tasks.waits.lock_for("unroutable"):
@@ -254,12 +252,12 @@ def heard_by_a_monitor(server: Server, events: list[dict[str, Any]]) -> Iterator
         receiver = tasks.app.events.Receiver(connection, handlers={"*": events.append})
         listens = Thread(target=receiver.capture, kwargs={"limit": None, "timeout": None, "wakeup": False})
         listens.start()
-        until(client.pubsub_numpat, "it listens", timeout=PROMPTLY)
+        until(client.pubsub_numpat, "it listens", timeout=SOON)
         try:
             yield
         finally:
             receiver.should_stop = True
-            listens.join(PROMPTLY)
+            listens.join(SOON)
 
 
 @contextmanager
@@ -282,8 +280,7 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
     told, log = Told(), tmp_path_factory.mktemp("told") / "log"
     with ExitStack() as stack:
         enter = stack.enter_context
-        with valkey_process.client() as client:
-            client.flushall()
+        valkey_process.flush()
         broker, store = enter(running("valkey")), enter(running("valkey"))
         to_broker, to_store, to_results = (enter(Proxy(each.port)) for each in (broker, store, valkey_process))
         base, locks = valkey_process.url.removesuffix("/0"), f"{store.url.removesuffix('/0')}/2"
@@ -313,12 +310,8 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         night.look("doctor", "doctor", "--timeout", "0.1")
         # Events that could not be counted while the store was full are counted later.
         with suppress(AssertionError):
-            until(lambda: night.scrape() or told.metrics >= LISTED, "all is counted", timeout=PROMPTLY)
-            until(
-                lambda: night.remember() or {event for event, _ in told.history} >= KEPT,
-                "all is kept",
-                timeout=PROMPTLY,
-            )
+            until(lambda: night.scrape() or told.metrics >= LISTED, "all is counted", timeout=SOON)
+            until(lambda: night.remember() or {each for each, _ in told.history} >= KEPT, "all is kept", timeout=SOON)
         night.is_cut_off()
         beat.close()
         told.lines += night.lines()

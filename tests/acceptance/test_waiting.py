@@ -10,9 +10,7 @@ from celery_singleton_lock.testing import expire
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
 from tests.recorder import Recorder, most_at_once, of_key, overlaps
-from tests.waiting import until
-
-PROMPTLY = 40
+from tests.waiting import SOON, until
 
 valkey, worker = one_worker(6, autouse=True)
 
@@ -30,7 +28,7 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(r
         until(lambda number=number: task.lock_state(key).waiting == number, "it queues")
     recorder.open_gate(key)
 
-    assert [result.get(timeout=PROMPTLY) for result in results] == list(range(5))
+    assert [result.get(timeout=SOON) for result in results] == list(range(5))
     assert overlaps(of_key(recorder, key)) == []
     assert numbers(recorder, key) == list(range(5))
 
@@ -42,14 +40,14 @@ def test_a_call_that_waits_in_the_pool_ends_when_it_expires(recorder: Recorder) 
         task.apply_async((key, 2), expires=3).get(timeout=60)
     recorder.open_gate(key)
 
-    assert first.get(timeout=PROMPTLY) == 1
+    assert first.get(timeout=SOON) == 1
     assert numbers(recorder, key) == [1]
 
 
 def test_as_many_run_at_once_as_the_limit_says(recorder: Recorder) -> None:
     results = [tasks.three_at_once.delay("limit", 0.3) for _ in range(12)]
 
-    assert [result.get(timeout=PROMPTLY) for result in results] == ["ran"] * 12
+    assert [result.get(timeout=SOON) for result in results] == ["ran"] * 12
     assert most_at_once(of_key(recorder, "limit")) == 3
 
 
@@ -57,10 +55,10 @@ def test_as_many_run_at_once_as_the_limit_says(recorder: Recorder) -> None:
 def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(recorder: Recorder, mode: str) -> None:
     task, retried = (tasks.cooling_after_success[mode + retries] for retries in ("", " with retries"))
     with pytest.raises(ValueError, match="1"):
-        task.delay(mode, 1, fails=True).get(timeout=PROMPTLY)
+        task.delay(mode, 1, fails=True).get(timeout=SOON)
     until(lambda: task.lock_state(mode).cooldown_until is None, "it is over")
     second = task.delay(mode, 2)
-    assert second.get(timeout=PROMPTLY) == 2
+    assert second.get(timeout=SOON) == 2
     assert did_not_run(task.delay(mode, 3), second)
 
     first = retried.delay(mode, 1, fails=True)
@@ -74,7 +72,7 @@ def did_not_run(result: Any, other: Any) -> bool:
     if result.id == other.id:
         return True
     with pytest.raises(TaskRevokedError, match=other.id):
-        result.get(timeout=PROMPTLY)
+        result.get(timeout=SOON)
     return True
 
 
@@ -83,6 +81,6 @@ def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_sta
     first = recorder.begun(task.delay(key, 1, gate="never"))
     expire(task, key)
     with pytest.raises(LockLost):
-        first.get(timeout=PROMPTLY)
+        first.get(timeout=SOON)
     until(lambda: task.lock_state(key).cooldown_until is None, "it is over")
-    assert task.delay(key, 2).get(timeout=PROMPTLY) == 2
+    assert task.delay(key, 2).get(timeout=SOON) == 2

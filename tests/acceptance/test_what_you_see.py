@@ -29,8 +29,7 @@ key, `<n>` a number, other words in angle brackets are task ids. [The log](log.m
 
 @pytest.fixture(scope="module")
 def seen(valkey_process: Server) -> Iterator[dict[str, Seen]]:
-    with valkey_process.client() as client:
-        client.flushall()
+    valkey_process.flush()
     base = valkey_process.url.removesuffix("/0")
     conf = {"broker_url": valkey_process.url, "result_backend": f"{base}/1", "singleton_lock_url": f"{base}/2"}
     seen_app.app.conf.update(conf)

@@ -9,11 +9,10 @@ from tests.acceptance import app as tasks
 from tests.acceptance import workflow_app
 from tests.acceptance.conftest import new_call
 from tests.recorder import Recorder, overlaps
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
 APP = "tests.acceptance.workflow_app"
-SOON = 60
 POOLS = "threads", "solo", "gevent", "eventlet"
 ON_PREFORK = "is killed", "time limit", "is terminated", "is revoked"
 GATE = "it goes on"

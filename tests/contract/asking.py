@@ -1,11 +1,9 @@
 """How the contract suite asks a store, and what every chapter of it needs."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
-
-import pytest
 
 from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
 from celery_singleton_lock.stores.records import (
@@ -152,14 +150,6 @@ def tokens(holders: Sequence[Holder]) -> list[str]:
 
 
 class Contract:
-    @pytest.fixture
-    def store(self) -> Store:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def lose_all(self) -> Callable[[], object]:
-        raise NotImplementedError
-
     def now(self) -> float:
         raise NotImplementedError
 

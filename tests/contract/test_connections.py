@@ -18,9 +18,7 @@ from tests.contract.test_bounds import KEY, MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
 from tests.topologies.leases import final_result
-from tests.waiting import Watch, lasted, until
-
-PROMPTLY = 30.0
+from tests.waiting import SOON, Watch, lasted, until
 
 
 def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
@@ -30,7 +28,7 @@ def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
     seen = []
     for rest, options in named:
         with closing(Store(f"{server}{rest}", options)) as store:
-            seen.append(Inventory(store).databases(PROMPTLY))
+            seen.append(Inventory(store).databases(SOON))
 
     assert seen[0] == seen[1] == seen[2]
     assert seen[3] == seen[4] == seen[5]

@@ -30,8 +30,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 @pytest.fixture
 def server(node: Node) -> Node:
-    with node.client() as client:
-        client.flushall()
+    node.flush()
     return node
 
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -23,14 +23,12 @@ from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.hearing import Hearing, Listening
 from tests.contract.chapters.keys import Keys
-from tests.contract.chapters.leasing import Leasing
-from tests.contract.chapters.limit import Limit
+from tests.contract.chapters.leasing import Leasing, Limit
 from tests.contract.chapters.marks import Marks
 from tests.contract.chapters.queue import Queue
 from tests.contract.chapters.succession import Succession
 from tests.contract.chapters.turns import ON_ITS_WAY, Turns, message, turn_of
 from tests.contract.chapters.versions import Versions
-from tests.servers import Server
 
 
 class StoreContract(
@@ -132,17 +130,6 @@ def test_threads_that_are_the_first_to_ask_a_store_in_memory_ask_one_store() -> 
 
 
 class TestStore(StoreContract, Keys, Listening):
-    @pytest.fixture
-    def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
-        store = Store(server.url, {})
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def client(self, server: Server) -> Iterator[Any]:  # type: ignore[override]
-        with server.client() as client:
-            yield client
-
     @pytest.fixture
     def lose_all(self, client: "redis.Redis") -> Callable[[], object]:
         return client.flushall

@@ -1,4 +1,4 @@
-"""P4, you are told: what becomes of a body whose lease is lost, or whose heartbeat gets no time to run."""
+"""P4, you are told: what becomes of a body that loses its lease, gives its heartbeat no time, or refuses to end."""
 
 import os
 import signal
@@ -163,3 +163,41 @@ def frozen(pid: int) -> Iterator[None]:
         (group / switch).write_text(off)
         until(lambda: not (group / "cgroup.procs").read_text(), "nobody is left in the cgroup")
         group.rmdir()
+
+
+TASK = tasks.TASKS[tasks.LONG, False]
+
+
+# Only for a moment could it be seen that the key is free too early.
+@pytest.mark.parametrize("turn", range(4))
+def test_the_key_of_a_child_that_refuses_to_end_is_its_own_while_it_runs(recorder: Recorder, turn: int) -> None:
+    with workers(APP) as (worker,):
+        TASK.apply_async(("k", "refuse to end"), time_limit=1)
+        pid = begun(recorder).pid
+        # The child goes on for a while after its main process was told of the limit.
+        until(lambda: "Hard time limit" in worker.log(), "the limit is reached")
+        while is_alive(pid):
+            held = bool(TASK.lock_holders("k", ""))
+            assert held or not is_alive(pid)
+
+        until(lambda: not TASK.lock_holders("k", ""), "the key is free", timeout=40)
+
+
+def test_a_child_outlives_the_timer_of_its_last_task(recorder: Recorder) -> None:
+    with workers(APP, concurrency=1):
+        assert tasks.killed.delay("k", 0.1).get(timeout=40) == "ran"
+        first = begun(recorder)
+        # Longer than the ttl of the first, whose timer nobody renews.
+        assert TASK.delay("k", "return").get(timeout=40) == "ran"
+        until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > first.at + 3, "its deadline has passed")
+        assert TASK.delay("other", "return").get(timeout=40) == "ran"
+        # A run that did not get the lock at first leaves no timer either.
+        store_of(tasks.app).acquire(Claim(tasks.killed.lock_key_for("held", 0), "holder", 2.0))
+        assert tasks.killed.delay("held", 0).get(timeout=40) == "ran"
+        until(lambda: timers(first.pid) == 0, "there is none")
+
+    assert {event.pid for event in recorder.events("enter")} == {first.pid}
+
+
+def timers(pid: int) -> int:
+    return Path(f"/proc/{pid}/timers").read_text().count("notify:")

@@ -19,8 +19,7 @@ def url(request: pytest.FixtureRequest) -> str:
         store_from_url("memory://integration").clear()  # type: ignore[attr-defined]
         return "memory://integration"
     server: Server = request.getfixturevalue(f"{request.param}_process")
-    with server.client() as client:
-        client.flushall()
+    server.flush()
     return server.url
 
 

@@ -199,8 +199,7 @@ def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None
 
     signals.lock_lost.connect(receiver, sender=Lock)
     with Lock("stock", url=server.url, ttl=1) as lease:
-        with server.client() as client:
-            client.flushall()
+        server.flush()
         until(lambda: lease.lost, "the loss is noticed")
         with pytest.raises(LockLost, match="expired"):
             lease.check()

@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server, missing
 from tests.tracing import traced
-from tests.waiting import until
+from tests.waiting import SOON, until
 
 try:
     from opentelemetry.instrumentation.celery import CeleryInstrumentor
@@ -26,8 +26,6 @@ try:
     from celery_singleton_lock import otel
 except ImportError:
     missing("OpenTelemetry's SDK and its instrumentation of Celery are not installed")
-
-PROMPTLY = 60
 
 Body = Callable[[Any, str], Any]
 
@@ -115,9 +113,9 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
     began_at = time.time_ns()
     running = threading.Thread(target=traced, args=(task, "k"))
     running.start()
-    until(lambda: store_of(app).survey([claim.key])[0].waiting == 1, "it waits", timeout=PROMPTLY)
+    until(lambda: store_of(app).survey([claim.key])[0].waiting == 1, "it waits", timeout=SOON)
     store_of(app).release(claim, grant.place)
-    running.join(PROMPTLY)
+    running.join(SOON)
 
     wait, of_run = sorted(spans.get_finished_spans(), key=lambda span: span.name != "singleton_lock wait")
     assert (wait.name, of_run.name) == ("singleton_lock wait", "run/shop.sync")
@@ -134,7 +132,7 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
 
 
 def waits_for_the_end(self: Any, key: str) -> None:
-    for _ in range(1000 * PROMPTLY):
+    for _ in range(1000 * SOON):
         time.sleep(0.001)
 
 

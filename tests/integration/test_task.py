@@ -227,8 +227,7 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
 
     @app.task(base=SingletonTask)
     def body() -> str:
-        with server.client() as client:
-            client.flushall()
+        server.flush()
         return "ran"
 
     def receiver(lease: Any = None, reason: Any = None, **_: Any) -> None:
@@ -284,8 +283,7 @@ def test_a_lease_that_is_lost_while_a_retry_is_published_fails_the_task(app: Cel
         def apply_async(self, *args: Any, **options: Any) -> Any:
             lease = current_lease()
             assert lease is not None
-            with server.client() as client:
-                client.flushall()
+            server.flush()
             until(lambda: lease.lost, "the holder knows")
             # The interrupt that follows comes between two bytecodes, on a machine that stands still after seconds.
             give_up_at = time.monotonic() + 20

@@ -5,15 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.redis.store import Store
 from tests.servers import Server
-
-
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    store = Store(server.url, {})
-    yield store
-    store.close()
 
 
 @pytest.fixture

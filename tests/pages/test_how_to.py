@@ -20,9 +20,7 @@ from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.pages.conftest import ROOT, Program, StartWorker, programs_of
 from tests.servers import Server
 from tests.tracing import traced
-from tests.waiting import until
-
-SOON = 60.0
+from tests.waiting import SOON, until
 
 
 def test_the_example_of_the_readme(shop: Program, worker: StartWorker) -> None:
@@ -337,10 +335,8 @@ def test_lock_the_tasks_of_another_package(
     clean_up = module.app.tasks["vendor.tasks.clean_up"]
 
     worker()
-    swapped = "clean_up [lock_key=('folder',)]"
-    until(
-        lambda: swapped in str(module.app.control.inspect().registered("lock_key")), "the worker has swapped it", SOON
-    )
+    inspect, swapped = module.app.control.inspect, "clean_up [lock_key=('folder',)]"
+    until(lambda: swapped in str(inspect().registered("lock_key")), "the worker has swapped it", timeout=SOON)
     assert vendor.clean_up.delay("a").get(timeout=SOON) == "a True"
     with hold(clean_up, "a"):
         assert refused(vendor.clean_up.delay("a", dry=True))

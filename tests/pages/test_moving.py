@@ -13,10 +13,8 @@ from kombu import pools
 
 from tests.pages.conftest import ROOT
 from tests.servers import Server
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
-
-SOON = 60.0
 
 PROGRAM = """
 from celery import Celery

@@ -117,8 +117,7 @@ def somewhere(request: pytest.FixtureRequest, app: Celery) -> AbstractContextMan
     if request.param == "memory":
         return memory_store(app)
     server: Server = request.getfixturevalue(f"{request.param}_process")
-    with server.client() as client:
-        client.flushall()
+    server.flush()
     app.conf.singleton_lock_url = server.url.removesuffix("/0") + "/2"
     return ExitStack()
 

@@ -25,12 +25,11 @@ def replicated_master() -> Iterator[Server]:
 class TestSentinelStore(OfOneServer):
     @pytest.fixture
     def server(self, calm: Deployment) -> Server:
-        with calm.servers[0].client() as client:
-            client.flushall()
+        calm.servers[0].flush()
         return calm.servers[0]
 
     @pytest.fixture
-    def store(self, server: Server, calm: Deployment) -> Iterator[Store]:  # type: ignore[override]
+    def store(self, server: Server, calm: Deployment) -> Iterator[Store]:
         store = Store(calm.url, {})
         yield store
         store.close()
@@ -39,12 +38,11 @@ class TestSentinelStore(OfOneServer):
 class TestReplicatedStore(OfOneServer):
     @pytest.fixture
     def server(self, replicated_master: Server) -> Server:
-        with replicated_master.client() as client:
-            client.flushall()
+        replicated_master.flush()
         return replicated_master
 
     @pytest.fixture
-    def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
+    def store(self, server: Server) -> Iterator[Store]:
         store = Store(server.url, {}, 1)
         yield store
         store.close()
@@ -85,12 +83,12 @@ class TestClusterStore(OfOneServer):
         return calm_cluster.owner(KEY)
 
     @pytest.fixture
-    def client(self, server: Server, calm_cluster: Cluster) -> Iterator[Any]:  # type: ignore[override]
+    def client(self, server: Server, calm_cluster: Cluster) -> Iterator[Any]:
         with server.client() as client:
             yield AtOneServer(client, calm_cluster)
 
     @pytest.fixture
-    def store(self, server: Server, calm_cluster: Cluster) -> Iterator[Store]:  # type: ignore[override]
+    def store(self, server: Server, calm_cluster: Cluster) -> Iterator[Store]:
         store = store_from_url(calm_cluster.url)
         yield store
         store.close()

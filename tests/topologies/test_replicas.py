@@ -42,8 +42,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
 
 @pytest.fixture
 def master(pair: tuple[Server, Server]) -> Server:
-    with pair[0].client() as client:
-        client.flushall()
+    pair[0].flush()
     return pair[0]
 
 

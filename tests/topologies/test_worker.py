@@ -14,11 +14,10 @@ from tests.recorder import Recorder, overlaps
 from tests.replicas import go_on, halt, replicated, wait_until_replicated
 from tests.servers import Server
 from tests.topologies.leases import Topology
-from tests.waiting import until
+from tests.waiting import SOON, until
 from tests.workers import workers
 
 APP = "tests.topologies.app"
-PATIENCE = 60
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def wait_for(result: Any) -> None:
             return bool(result.ready())
         return False
 
-    until(is_stored, f"{result.id} has a result", timeout=PATIENCE)
+    until(is_stored, f"{result.id} has a result", timeout=SOON)
 
 
 # What redis-py and Celery leave of a connection that the master has closed is theirs.
@@ -64,16 +63,16 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
         second = tasks.import_catalogue.delay(7)
         wait_for(second)
         with pytest.raises(CallRevoked) as revoked:
-            second.get(timeout=PATIENCE)
+            second.get(timeout=SOON)
         assert revoked.value.holder_task_id == first.id
         recorder.open_gate(f"end of {first.id}")
         wait_for(first)
-        assert first.get(timeout=PATIENCE) == "imported"
+        assert first.get(timeout=SOON) == "imported"
 
         third = tasks.import_catalogue.delay(7)
         recorder.open_gate(f"end of {third.id}")
         wait_for(third)
-        assert third.get(timeout=PATIENCE) == "imported"
+        assert third.get(timeout=SOON) == "imported"
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
         until(lambda: listed("list", "--json").stdout.strip() == "[]", "nothing is held any more")
         assert "lock.lost" not in worker.log()
@@ -94,8 +93,8 @@ def test_calls_that_wait_are_called_through_a_failover_and_a_moved_slot(
             until(lambda: task.lock_state(1, 0).waiting == 5, "the others wait")
             shake()
             recorder.open_gate(f"end of {first.id}")
-            assert [each.get(timeout=PATIENCE) for each in waiting] == [10 * number + each for each in range(5)]
-            assert first.get(timeout=PATIENCE) == -1
+            assert [each.get(timeout=SOON) for each in waiting] == [10 * number + each for each in range(5)]
+            assert first.get(timeout=SOON) == -1
 
     assert overlaps(recorder.events()) == []
 
@@ -121,4 +120,4 @@ def test_a_run_begins_once_a_replica_has_its_lease(
 
         recorder.open_gate(f"end of {call.id}")
         wait_for(call)
-        assert call.get(timeout=PATIENCE) == "imported"
+        assert call.get(timeout=SOON) == "imported"
