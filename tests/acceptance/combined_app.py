@@ -241,12 +241,7 @@ cooling = {
     for after_failure in (True, False)
 }
 late_and_warned = task_with("late-and-warned", acks_late=True, lock_on_lost="warn", lock_on_store_error="run")
-late = {
-    "skip": task_with("late-skip", acks_late=True),
-    "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
-    "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
-    "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
-}
+late = task_with("late", acks_late=True)
 
 
 def key_of_a_child(key: Any, *_: Any, **__: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
-valkey, worker = one_worker(6)
+valkey, worker = one_worker(8)
 
 
 @pytest.mark.parametrize("policy", combined.unique)
@@ -111,7 +111,7 @@ def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_c
 
 def test_a_retry_waits_for_its_body_and_does_not_meet_its_own_mark(worker: Worker, recorder: Recorder) -> None:
     by_mode = {"while_executing": tasks.retrying, **tasks.retrying_by_mode}
-    # Other processes are idle, and take the retry while the body still ends.
+    # As many processes are idle, and take the retries while the bodies still end.
     retried = [task.delay(mode, attempts=2, finish=0.5) for mode, task in by_mode.items()]
 
     assert [result.get(timeout=SOON) for result in retried] == [2] * len(by_mode)

@@ -29,7 +29,8 @@ from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
 YES, NO, USAGE, AWAY = 0, 1, 2, 69
-TTL = 6
+TTL = 12
+"""A holder asks each third of it whether it shall stop, and outlasts a machine that stands still for five seconds."""
 
 
 @pytest.fixture
@@ -299,7 +300,7 @@ def test_a_broken_run_ends_revoked_names_who_asked_and_is_not_run_again(
 
     broken = json.loads(operate("break", task.lock_key_for("k"), "--yes", "--json").stdout)
 
-    assert broken["seconds"] <= TTL + 1
+    assert broken["seconds"] < TTL + 10
     assert broken == {**broken, "asked": [holder.id], "dropped": [], "gone": True, "key": task.lock_key_for("k")}
     with pytest.raises(TaskRevokedError, match="broken by alice@ops-1") as ended:
         holder.get(timeout=SOON)

@@ -30,6 +30,7 @@ from tests.workers import Worker, workers
 APP = "tests.acceptance.combined_app"
 SOON = {"TEST_VISIBILITY": "3"}
 GATE = "it ends"
+LATE = combined.late
 
 
 @pytest.fixture
@@ -61,19 +62,9 @@ def log_of(pair: list[Worker]) -> str:
     return "".join(worker.log() for worker in pair)
 
 
-def by_its_name(args: Any, kwargs: Any) -> Any:
-    return combined.app.send_task(combined.late["skip"].name, args, kwargs)
-
-
-SENDERS = {**{name: task.apply_async for name, task in combined.late.items()}, "by its name": by_its_name}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in SENDERS]
-)
-def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, recorder: Recorder, name: str) -> None:
+def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(impatient_broker: Any, recorder: Recorder) -> None:
     with workers(APP, SOON, 2) as pair:
-        result = SENDERS[name](("k", 1), {"gate": GATE})
+        result = LATE.delay("k", 1, gate=GATE)
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         recorder.open_gate(GATE)
 
@@ -118,7 +109,7 @@ def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and
 
 def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorder: Recorder) -> None:
     with workers(APP, {**SOON, "TEST_TTL": "5"}, 2) as pair:
-        result = combined.late["skip"].delay("k", 1, gate=GATE)
+        result = LATE.delay("k", 1, gate=GATE)
         first = until(lambda: runs(recorder), "it runs")[0]
         dying, other = sorted(pair, key=lambda worker: worker.pid != os.getpgid(first.pid))
         # A worker that is killed while it takes a message from Redis loses it. So the other has just received the copy,
@@ -139,7 +130,7 @@ def test_a_copy_runs_where_the_first_run_has_died(impatient_broker: Any, recorde
 # A solo pool sees a lost connection once the body has ended, so there a late acknowledgement is lost.
 @pytest.mark.parametrize(("pool", "late"), [("prefork", False), ("prefork", True), ("solo", False)])
 def test_a_lost_broker_connection_costs_no_second_run(broker: str, recorder: Recorder, late: bool, pool: str) -> None:
-    task = combined.late["skip"] if late else combined.by_policy["skip"]
+    task = LATE if late else combined.by_policy["skip"]
     with behind_a_proxy(broker) as (proxy, url), workers(APP, {"TEST_BROKER": url}, pool=pool):
         result = task.delay("k", 1, 4)
         until(lambda: runs(recorder), "it runs")
@@ -160,7 +151,7 @@ def test_a_run_that_ends_without_its_broker_does_not_run_again(rabbit: str, reco
         behind_a_proxy(rabbit) as (proxy, url),
         workers(APP, {"TEST_BROKER": url}, concurrency=children) as (worker,),
     ):
-        result = combined.late["skip"].delay("k", 1, 2)
+        result = LATE.delay("k", 1, 2)
         until(lambda: runs(recorder), "it runs")
         proxy.reset()
         assert result.get(timeout=40) == 1
@@ -176,7 +167,7 @@ def test_a_run_that_ends_without_its_broker_does_not_run_again(rabbit: str, reco
 def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder, valkey: Server, fails: bool) -> None:
     # A run that takes most of the visibility timeout leaves word for a copy; a shorter one does not.
     with workers(APP, SOON) as (worker,), valkey.client() as broker:
-        result = combined.late["skip"].delay("k", 1, 2.8, fails=fails)
+        result = LATE.delay("k", 1, 2.8, fails=fails)
         until(lambda: runs(recorder), "it runs")
         unacked = delivered(broker)
         result.get(timeout=10, propagate=False)
@@ -194,7 +185,7 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorde
         workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,),
         valkey.client() as broker,
     ):
-        result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
+        result = LATE.delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
         assert result.state == "STARTED"
         unacked = delivered(broker)
@@ -210,12 +201,12 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorde
 def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.HangingStarted+{valkey.url.removesuffix('/0')}/1"
     with workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}):
-        result = combined.late["skip"].apply_async(("k", 1), soft_time_limit=1)
+        result = LATE.apply_async(("k", 1), soft_time_limit=1)
         with pytest.raises(SoftTimeLimitExceeded):
             result.get(timeout=60)
 
     assert runs(recorder) == []
-    assert combined.late["skip"].lock_holders("k", 1) == []
+    assert LATE.lock_holders("k", 1) == []
 
 
 def test_a_waiting_message_that_comes_again_unmarked_runs_once(recorder: Recorder, valkey: Server) -> None:
@@ -328,7 +319,7 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
     with Proxy(valkey.port) as proxy, valkey.client() as broker:
         settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
         with workers(APP, settings) as (worker,):
-            result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
+            result = LATE.delay("k", 1, gate=GATE, fails=True)
             until(lambda: runs(recorder), "it runs")
             unacked = delivered(broker)
             proxy.black_hole()
@@ -348,14 +339,13 @@ def test_a_copy_that_cannot_ask_leaves_the_end_of_its_run_as_it_is(recorder: Rec
 
 
 def test_a_run_that_has_yet_to_begin_as_the_worker_stops_is_acknowledged(recorder: Recorder, valkey: Server) -> None:
-    task = combined.late["skip"]
     with workers(APP, concurrency=1) as (worker,), valkey.client() as client:
-        task.delay("first").get(timeout=30)
+        LATE.delay("first").get(timeout=30)
         (first,) = runs(recorder)
         # A process that is stopped while it tells of the end of a run would stop the main process, which reads that.
         until(lambda: client.hlen("unacked") == 0, "the main process has heard of the end")
         os.kill(first.pid, signal.SIGSTOP)
-        result = task.delay("k")
+        result = LATE.delay("k")
         until(lambda: f"[{result.id}] received" in worker.log(), "it is received")
         assert tasks.app.control.ping(timeout=5.0), "its process has been sent the message"
         worker.send(signal.SIGTERM)

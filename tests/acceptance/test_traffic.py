@@ -57,7 +57,7 @@ def test_events_are_sent_if_and_while_the_worker_sends_those_of_tasks(valkey: Se
 
 
 def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(valkey: Server) -> None:
-    late, early = combined.late["skip"], combined.by_policy["skip"]
+    late, early = combined.late, combined.by_policy["skip"]
     # A long ttl: a machine that pauses causes no renewal.
     with workers(combined.__name__, {"TEST_TTL": "60"}, concurrency=1):
         # The first one brings the scripts.

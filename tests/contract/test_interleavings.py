@@ -3,14 +3,11 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-import pytest
-
-from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
-from tests.servers import SERVERS, Server
 
 TTL = 100.0
 Action = tuple[str, int]
@@ -82,19 +79,9 @@ class Play:
         assert holders == ([self.expected.token] if self.expected.alive else [])
 
 
-@pytest.mark.parametrize("kind", ["memory", *SERVERS])
-def test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it(
-    request: pytest.FixtureRequest, kind: str
-) -> None:
-    if kind == "memory":
-        store: Store = MemoryStore()
-        schedules, advance = 60, store.advance
-    else:
-        server: Server = request.getfixturevalue(f"{kind}_process")
-        store, admin = Store(server.url, {}), server.client()
-        schedules, advance = 1000, StandingClock(admin).advance
-    rng = random.Random(7)
-    for _ in range(schedules):
+def test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it(store: Store, client: Any) -> None:
+    rng, clock = random.Random(7), StandingClock(client)
+    for _ in range(1000):
         store.call("FLUSHDB")
         # Past the deadline, and not past the expiry of the key.
-        Play(store, lambda: advance(TTL * 1.1), "{key}").act(rng.choices(ACTIONS, k=5))
+        Play(store, lambda: clock.advance(TTL * 1.1), "{key}").act(rng.choices(ACTIONS, k=5))

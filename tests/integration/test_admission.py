@@ -104,13 +104,17 @@ def publish(world: World) -> Message | None:
     return world.sent
 
 
+def publish_by_name(world: World) -> Message | None:
+    world.app.send_task("task", (1,), task_id=ME)
+    return world.sent
+
+
 def by_message(world: World, **request: Any) -> tuple[str, Any]:
     return world.deliver(publish(world), **request), world.result.result
 
 
 def by_send_task(world: World) -> tuple[str, Any]:
-    world.app.send_task("task", (1,), task_id=ME)
-    return world.deliver(world.sent), world.result.result
+    return world.deliver(publish_by_name(world)), world.result.result
 
 
 def redelivered(world: World) -> tuple[str, Any]:
@@ -318,9 +322,11 @@ def test_a_success_may_publish_the_next_call_where_none_may_be_queued_during_a_r
     assert sent.headers["id"] == "the-next"
 
 
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(("limit", "publishes"), [(1, publish), (2, publish), (1, publish_by_name)])
 @pytest.mark.parametrize("policy", ALL)
-def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, policy: str, limit: int) -> None:
+def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(
+    world: World, policy: str, limit: int, publishes: Any
+) -> None:
     copies: list[tuple[str, Message | None]] = []
     ran = []
 
@@ -336,7 +342,7 @@ def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, poli
 
     again = {"redelivered": True}
     world.define(body, lock_on_conflict=policy, lock_limit=limit)
-    message = publish(world)
+    message = publishes(world)
 
     assert world.deliver(message) == "SUCCESS"
     ((state, copy),) = copies
