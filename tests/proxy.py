@@ -15,8 +15,6 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Passes bytes between clients and the server at *port*, until told otherwise."""
-
     def __init__(self, port: int) -> None:
         self._upstream = ("127.0.0.1", port)
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -18,8 +18,6 @@ from tests.waiting import until
 
 
 class Process:
-    """A command of Celery's that runs until it is ended, and its log."""
-
     def __init__(self, app: str, env: dict[str, str], *command: str) -> None:
         self._log = Path(tempfile.mkstemp(prefix="celery-", suffix=".log")[1])
         self._process = start(["-A", app, *command, "--loglevel", "INFO"], env, self._log)
@@ -122,7 +120,6 @@ def kill_child(app: Celery, run: Event, number: int = 1) -> None:
 def workers(
     app: str, env: dict[str, str] | None = None, number: int = 1, *arguments: str, **options: Any
 ) -> Iterator[list[Worker]]:
-    """So many ready workers, which are ended with the block."""
     started = [Worker(app, env or {}, *arguments, **options) for _ in range(number)]
     try:
         for worker in started:

@@ -22,6 +22,5 @@ LABEL = "supplier {supplier_id}"
 labelled = task_with("labelled", lock_label=LABEL)
 unlabelled = task_with("unlabelled")
 queued = task_with("queued", lock_label=LABEL, lock_mode="until_executed")
-queued_unlabelled = task_with("queued_unlabelled", lock_mode="until_executed")
 failing = task_with("failing", lock_label="{supplier_id.name}")
 failing_in_the_queue = task_with("failing_in_the_queue", lock_label="{supplier_id.name}", lock_mode="until_executed")

@@ -31,16 +31,12 @@ _VOLATILE = [
 
 
 class Seen(NamedTuple):
-    """The lines of the log with their levels, the states of the result, and what comes of `.get()`."""
-
     log: tuple[str, ...]
     state: str
     get: str
 
 
 class Situation(NamedTuple):
-    """One section of the page."""
-
     name: str
     text: str
     play: Callable[["Scene"], Seen]
@@ -50,8 +46,6 @@ SITUATIONS: list[Situation] = []
 
 
 def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Scene"], Seen]]:
-    """Have a section of this name in the page."""
-
     def add(play: Callable[["Scene"], Seen]) -> Callable[["Scene"], Seen]:
         SITUATIONS.append(Situation(name, getdoc(play) or "", play))
         return play
@@ -60,8 +54,6 @@ def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Sce
 
 
 class Log(logging.Handler):
-    """The log of this process, which is the publisher."""
-
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[tuple[str, str]] = []
@@ -72,8 +64,6 @@ class Log(logging.Handler):
 
 @dataclass(frozen=True)
 class Scene:
-    """One situation that is played, beside the others."""
-
     key: str
     """The argument that counts for the lock, its own."""
     workers: tuple[Worker, ...]
@@ -84,14 +74,10 @@ class Scene:
     """The page has these in place of task ids."""
 
     def call(self, task: Any, number: int, name: str = "this call", **options: Any) -> Any:
-        """Publish a call."""
         return self.named(task.apply_async((self.key, number), options.pop("kwargs", {}), **options), name)
 
     def hold(self, task: Any, name: str = "the holder", **kwargs: Any) -> Any:
-        """A run that goes on until its gate is opened."""
-        result = self.call(task, 1, name, kwargs={"waits": True, **kwargs})
-        until(lambda: result.id in [event.run for event in self.recorder.events("enter")], "it runs", SOON)
-        return result
+        return self.recorder.begun(self.call(task, 1, name, kwargs={"waits": True, **kwargs}))
 
     def named(self, result: Any, name: str) -> Any:
         self.names[result.id] = name
@@ -112,7 +98,6 @@ class Scene:
             assert client.delete(task.lock_key_for(self.key))
 
     def end(self, task: Any, result: Any, *states: str, log_has: str = "") -> Seen:
-        """Wait for the end of a call, and return all that is seen of it."""
         try:
             got = f"`.get()` returns `{result.get(timeout=SOON)!r}`"
         except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
@@ -122,7 +107,6 @@ class Scene:
         return Seen(self._lines(task, result), ", then ".join(f"`{state}`" for state in states), got)
 
     def plain(self, text: str, task: Any = None) -> str:
-        """The text without what differs from time to time."""
         if task is not None:
             text = text.replace(task.lock_key_for(self.key), "<key>")
         for task_id, name in self.names.items():

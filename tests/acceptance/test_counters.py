@@ -70,8 +70,7 @@ def test_each_end_of_a_call_and_each_death_of_a_holder_is_counted(recorder: Reco
         until(lambda: not store.holders(key), "its lease has run out", timeout=SOON)
         assert other.delay("dead").get(timeout=SOON) == "ran"
         until(lambda: of("holder_died_total", other) >= 3, "each is counted", timeout=SOON)
-        broken = other.delay("k", 60.0)
-        until(lambda: broken.id in [event.run for event in recorder.events("enter")], "it runs", timeout=SOON)
+        broken = recorder.begun(other.delay("k", 60.0))
         (lease,) = store.holders(other.lock_key_for("k"))
         Inventory(store).break_lock(lease.key, [lease.token], "alice")
         with pytest.raises(TaskRevokedError):

@@ -23,8 +23,6 @@ PROCESSES = 1 + 2 * 8
 
 @dataclass
 class Demo:
-    """A demo with a temporary directory of its own, by which its processes are known."""
-
     process: "subprocess.Popen[str]"
     directory: Path
     output: str = ""

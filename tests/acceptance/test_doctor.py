@@ -247,9 +247,7 @@ FAULTS: dict[str, tuple[Callable[[Any], Any], dict[str, str]]] = {
     },
     "it has dropped keys": (evicted, {"eviction": "evicted"}),
     "it has hardly any connection left": (crowded, {"connections": "of 40"}),
-    "no right to a script": (user("~*", "&*", "+@all", "-evalsha"), {"locking": "evalsha"}),
     "no right to a channel": (user("~singleton:*", "+@all", "resetchannels"), {"locking": "channel"}),
-    "no right to a key": (user("~shop:*", "&*", "+@all"), {"locking": "key"}),
 }
 
 

@@ -56,7 +56,6 @@ def test_of_calls_with_a_countdown_the_last_one_runs(recorder: Recorder) -> None
 
 @contextmanager
 def clock_ahead(seconds: float) -> Iterator[None]:
-    """A publisher whose wall clock is ahead by so many seconds."""
     own = time.time_ns
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(time, "time_ns", lambda: own() + round(seconds * 1e9))

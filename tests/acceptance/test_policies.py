@@ -52,7 +52,6 @@ def met(worker: Worker) -> set[str]:
 
 
 def after_a_holder(worker: Worker, recorder: Recorder, policy: str, key: str) -> list[Any]:
-    """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
     task, before = tasks.by_policy[policy], len(met(worker))
     # A run that is replaced is interrupted in its sleep, and not while it asks about the gate.
     seconds = 30 if policy == "replace" else 0

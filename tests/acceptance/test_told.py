@@ -72,8 +72,6 @@ class Told:
 
 @dataclass
 class Night:
-    """One worker, a broker, a store and a result backend that can be cut off, and somebody who looks."""
-
     broker: Server
     to_broker: Proxy
     store: Server
@@ -82,8 +80,6 @@ class Night:
     recorder: Recorder
     log: Path
     told: Told
-
-    # Somebody looks.
 
     def lines(self) -> list[dict[str, Any]]:
         # Without one that is being written.
@@ -114,8 +110,6 @@ class Night:
     def remember(self) -> None:
         told = self.look("history", "history")
         self.told.history |= {(each["event"], each["task_id"]): each["outcome"] for each in told}
-
-    # What happens.
 
     def a_person_asks(self) -> Any:
         """A run to stop, which takes its time: more than ten seconds."""

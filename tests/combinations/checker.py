@@ -39,9 +39,6 @@ def check(history: History) -> list[Finding]:
     return [Finding(rule.__name__.replace("_", " "), what) for rule in RULES for what in rule(known)]
 
 
-# One at a time.
-
-
 def one_body_of_a_message(known: Known) -> Iterator[str]:
     # `retry` and `replace` publish before their body has left. Without a lease nothing keeps the next one waiting.
     overlap = 0.25 if known.program.mode == "until_executing" else 0.0
@@ -59,9 +56,6 @@ def fences_grow(known: Known) -> Iterator[str]:
     """A run that asks after another had been granted has a greater fence, and no run is without."""
     if known.program.mode != "until_executing":
         yield from map(str, fenced(known.bodies))
-
-
-# Nothing lost, nothing hangs.
 
 
 def every_call_can_be_sent(known: Known) -> Iterator[str]:
@@ -222,9 +216,6 @@ def _published_at_latest(known: Known, answer: Answer) -> float:
     return min(known.began.get(answer.task_id, [answer.sent])) if is_step else _published(known, answer)
 
 
-# Nothing twice.
-
-
 def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
     completed = [body for body in known.bodies if body.body in (*_COMPLETED, *_HANDED_ON)]
@@ -262,9 +253,6 @@ def no_flood(known: Known) -> Iterator[str]:
     for task_id, began in known.began.items():
         if len(began) > MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0]):
             yield f"{task_id[:8]} began {len(began)} times"
-
-
-# What is left.
 
 
 def nothing_is_left(known: Known) -> Iterator[str]:

@@ -21,12 +21,10 @@ from tests.contract.asking import KEY, WOKEN, claim, granted, refused
 from tests.contract.chapters.beside import Beside
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
-from tests.contract.chapters.hearing import Hearing, Listening
+from tests.contract.chapters.hearing import Hearing, Listening, Queue
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.leasing import Leasing, Limit
-from tests.contract.chapters.marks import Marks
-from tests.contract.chapters.queue import Queue
-from tests.contract.chapters.succession import Succession
+from tests.contract.chapters.marks import Marks, Succession
 from tests.contract.chapters.turns import ON_ITS_WAY, Turns, message, turn_of
 from tests.contract.chapters.versions import Versions
 

@@ -187,6 +187,40 @@ def test_a_call_whose_key_is_held_ends_as_its_policy_says(
     assert f"lock.conflict key={world.task.lock_key_for()} task_id={ME} holder=the-holder" in caplog.text
 
 
+@pytest.mark.parametrize("policy", ALL)
+def test_an_eager_replacement_by_an_equal_call_keeps_the_lease(world: World, policy: str) -> None:
+    leases = []
+
+    def body(task: Any, times: int) -> str:
+        leases.append((task.lock.key, task.lock.fence))
+        return str(task.replace(task.s(times - 1))) if times else "replaced"
+
+    world.define(body, lock_on_conflict=policy)
+
+    assert world.task.apply((1,)).get() == "replaced"
+    assert len(leases) == 2
+    assert len(set(leases)) == 1
+    assert (world.sent, world.store.held()) == (None, [])
+
+
+@pytest.mark.timeout(60)
+def test_an_eager_call_does_not_wait_for_its_own_thread(world: World) -> None:
+    inner = []
+
+    def body(task: Any, depth: int) -> str:
+        if depth:
+            inner.append(task.apply((depth - 1,)))
+        return "ran"
+
+    world.define(body, lock_on_conflict="wait")
+    result = world.task.apply((1,))
+
+    assert result.get() == "ran"
+    with pytest.raises(LockHeld, match=result.id):
+        inner[0].get()
+    assert world.sent is None
+
+
 @pytest.mark.parametrize("policy", REQUEUES)
 def test_a_call_that_is_requeued_is_the_same_and_never_far_away(world: World, policy: str) -> None:
     world.define(lock_on_conflict=policy)

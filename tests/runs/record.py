@@ -71,7 +71,6 @@ class Recorded:
 
 @contextmanager
 def body(key: str, seconds: float = 0.0, number: int = 0) -> Iterator[None]:
-    """Note that the body runs; a killed body never leaves."""
     lease = current_lease()
     with _noted("enter", "leave", key, seconds=seconds, number=number, fence=lease.fence if lease else 0):
         yield
