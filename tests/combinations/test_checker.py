@@ -64,6 +64,7 @@ NAMES_B = Answer(1, state="UNSENT", error="LockHeld", text="held by bbb")
 RAISING = {"task": {"mode": "until_and_while_executing", "policy": "raise"}}
 A_GROUP_HANGS = second("FAILURE", "LockHeld", "held by aaa", canvas="HUNG")
 BEFORE_A_GROUP = {"task": {"policy": "raise"}, "other": {"place": "before a group"}}
+BY_SEND_TASK = {"task": {"policy": "rerun"}, "call": {"route": "send_task"}}
 BEFORE = {"mode": "until_executing"}
 QUEUED = {"mode": "until_executed"}
 FLOOD = [event for number in range(2 * MOST_DELIVERIES) for event in begins(number / 100)]
@@ -96,6 +97,8 @@ RIGHT: list[tuple[list[Event], list[Answer], dict[str, Any]]] = [
     (body(1, 2) + conflict(1.6, "bbb", "raised"), [first(sent=0.9), second("", sent=1.5), NAMES_B], RAISING),
     (body(1, 2) + conflict(1.6, "bbb", "superseded"), [first(sent=0.9), second("ENDED", sent=0.8), NAMES_B], RAISING),
     (body(3, 4) + b(5, 6), [first(sent=0.9), second(sent=1.5)], {"task": {**BEFORE, "policy": "replace"}}),
+    # The store dates a call by `send_task`, a moment after its run began.
+    (body(1, 2), [first(), second("REVOKED", text="held by aaa", sent=1.05)], BY_SEND_TASK),
     # Celery leaves a group waiting after a step that fails.
     (body(1, 2) + at(3, "failed", task_id="bbb"), [first(), A_GROUP_HANGS], BEFORE_A_GROUP),
     ([begins(number)[0] for number in range(2 * MOST_DELIVERIES)], [], {}),
