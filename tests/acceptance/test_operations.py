@@ -197,8 +197,8 @@ def test_where_nothing_is_an_answer_says_so(operate: Operate) -> None:
         (["tests.acceptance.app.skipped", "-k", "[1]"], "Invalid value for '-k'"),
         (["tests.acceptance.app.skipped"], "cannot be called like this"),
         (["tests.acceptance.app.skipped", "-a", "[1, 2, 3, 4]"], "cannot be called like this"),
-        (["tests.acceptance.app.skiped", "-a", "[1]"], "Did you mean 'tests.acceptance.app.skipped'?"),
-        (["skipped", "-a", "[1]"], "Did you mean 'tests.acceptance.app.skipped'?"),
+        (["tests.acceptance.app.skiped", "-a", "[1]"], "Did you mean 'tests.acceptance.app.skipped'"),
+        (["skipped", "-a", "[1]"], "Did you mean 'tests.acceptance.app.skipped'"),
         (["tests.acceptance.app.after", "-a", "[1]"], "is not a SingletonTask"),
     ],
 )
