@@ -28,6 +28,7 @@ from celery_singleton_lock.leases.lease import (
     give_back,
     holds,
     is_undone,
+    known_holds,
     new_token,
     release_in_loop,
     release_soon,
@@ -114,7 +115,7 @@ class Lock:
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()
-        # The holds of `with` blocks, which another context may leave.
+        # Only this dict keeps the hold of a `with` block, which another context may leave.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
@@ -276,7 +277,8 @@ class Lock:
         is_again = latest is not None and latest.lease.time_left > 0
         lease = latest.lease if latest is not None and is_again else self._new_lease()
         hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
-        holds.set((*(known for known in holds.get() if known.lasts), hold))
+        lasting = [known for known in holds.get() if (other := known()) is not None and other.lasts]
+        holds.set((*lasting, (lambda: hold) if statement is None else ref(hold)))
         return hold
 
     def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | Conflict:
@@ -294,7 +296,7 @@ class Lock:
 
     def _latest(self) -> Hold | None:
         caller = _caller()
-        mine = [hold for hold in holds.get() if hold.lock() is self and hold.caller == caller and hold.lasts]
+        mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
@@ -314,7 +316,7 @@ class Lock:
         Without such a block, the last that this context knows, or else the last of all.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
-        known = holds.get()
+        known = known_holds()
         found = max(blocks, key=lambda hold: (hold.statement == statement, hold in known), default=None)
         # A re-entrant lease is released as often as it was taken, in the reverse order.
         return found and next(hold for hold in blocks if hold.lease is found.lease)

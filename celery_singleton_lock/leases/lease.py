@@ -160,18 +160,27 @@ class Hold:
         return self.lease.unreleased and self.lease.takes >= self.takes
 
 
-# Contexts are copied, so one may list holds of another thread or task, and holds that were released.
-holds: ContextVar[tuple[Hold, ...]] = ContextVar("holds", default=())
+KnownHolds = tuple[Callable[[], Hold | None], ...]
+
+# Contexts are copied, so one may list holds of another thread or task, and holds that were released. That of a `with`
+# block is a weak reference, and its `Lock` has the hold: if a signal raises between the grant and the block, nobody
+# gives the lease back, so it has to run out.
+holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
+
+
+def known_holds() -> list[Hold]:
+    """The holds in this context, the oldest first."""
+    return [hold for known in holds.get() if (hold := known()) is not None]
 
 
 def has_locked(key: str) -> bool:
     """The calling thread holds *key* by a `Lock`: its wait for that key would never end."""
     here = threading.get_ident()
-    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in holds.get())
+    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in known_holds())
 
 
 def forget(hold: Hold) -> None:
-    holds.set(tuple([known for known in holds.get() if known is not hold]))
+    holds.set(tuple([known for known in holds.get() if known() is not hold]))
     if (lock := hold.lock()) is not None:
         lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
 

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
-from celery_singleton_lock.leases.lease import Hold, current, give_back, holds, is_undone
+from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result, unmark, workflows_of
 from celery_singleton_lock.runs.message import has_copies, is_long_here
@@ -55,11 +55,11 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     return _preempted(run, reason).unwrap()
 
 
-def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
+def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left."""
     # Newest first, because giving back an older hold makes a newer one count as released.
-    for hold in reversed(holds.get()):
-        if hold not in before:
+    for known in reversed(holds.get()):
+        if known not in before and (hold := known()) is not None:
             if hold.lasts:
                 text = "the body ended without releasing this Lock"
                 log.write(logging.WARNING, "lock.left_held", text, key=hold.lease.key, task_id=run.task_id)

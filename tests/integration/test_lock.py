@@ -68,6 +68,27 @@ def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
     assert holders(url, lock) == 0
 
 
+def test_a_block_that_a_signal_kept_from_beginning_keeps_nobody_out_for_longer_than_a_ttl(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a soft time limit does that raises in the last line of `__enter__`, where nobody can give the lease back."""
+
+    def strike(_: object) -> Lease:
+        raise InterruptedError
+
+    def interrupted() -> None:
+        monkeypatch.setattr("celery_singleton_lock.lock._granted", strike)
+        try:
+            with Lock("stock", url=url, ttl=1):
+                pytest.fail("the block has begun")
+        except InterruptedError:
+            monkeypatch.undo()
+
+    interrupted()
+    assert holders(url, Lock("stock", url=url)) == 1
+    until(lambda: holders(url, Lock("stock", url=url)) == 0, "its lease has run out", timeout=5)
+
+
 @pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
 def test_a_wait_ends_with_its_timeout_and_leaves_no_turn_behind(url: str, timeout: Any) -> None:
     lock, began = Lock("stock", url=url, timeout=timeout), time.monotonic()
