@@ -212,7 +212,7 @@ class Holding:
         with Bell(self.store, self.claim.channel) as bell:
             bell.wait(pause_before(self.claim, give_up_at))
             answer = self.acquire()
-            while pause := pause_after(answer, self.claim, give_up_at):
+            while pause := pause_after(answer, self.claim, self.store, give_up_at):
                 bell.wait(pause)
                 answer = self.acquire()
             return answer

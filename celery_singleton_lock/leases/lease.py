@@ -242,7 +242,7 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
         listener.add(channel, bell.ring)
         await bell.wait(pause_before(lease.claim, give_up_at))
         answer = await requests.acquire()
-        while pause := pause_after(answer, lease.claim, give_up_at):
+        while pause := pause_after(answer, lease.claim, lease.store, give_up_at):
             await bell.wait(pause)
             answer = await requests.acquire()
         return answer

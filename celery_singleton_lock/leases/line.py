@@ -31,7 +31,7 @@ UNHEARD, others are woken instead, and the turn keeps its position. A turn that 
 old rank.
 
 A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself: every two
-seconds if the turn is among the next few, and otherwise once in a ttl.
+seconds if the turn is among the next few, or if the process may not listen, and otherwise once in a ttl.
 """
 
 import socket
@@ -97,9 +97,12 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
     return claim.rank, claim.facts.published, claim.facts.task_id
 
 
-def _pause_of(position: Position | Conflict, ttl: float) -> float:
-    # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
-    return min(_SOON, max(_SHORTEST, position.free_in)) if position.is_near else ttl
+def _pause_of(position: Position | Conflict, claim: Claim, store: Store) -> float:
+    if position.is_near:
+        # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
+        return min(_SOON, max(_SHORTEST, position.free_in))
+    # Who may not listen does not hear that a turn has come near.
+    return _SOON if store.listener.is_refused else claim.ttl
 
 
 def pause_before(claim: Claim, give_up_at: float) -> float:
@@ -107,11 +110,11 @@ def pause_before(claim: Claim, give_up_at: float) -> float:
     return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 
-def pause_after(answer: Verdict, claim: Claim, give_up_at: float) -> float:
+def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) -> float:
     """Seconds until a waiter in this process asks again unless it is woken before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
-    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim.ttl)))
+    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim, store)))
 
 
 class Bell:
@@ -224,14 +227,14 @@ class Line:
         """Let the message come if it has to; the seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(lock, one, answer)
-            return _pause_of(answer, one.claim.ttl)
+            return _pause_of(answer, one.claim, one.store)
         if isinstance(answer, Position):
             if one.is_new and self._is_expected(one):
                 waited = clock() - lock.found_free.setdefault(one, clock())
                 return min(_AT_ONCE, max(_SHORTEST, waited / 2))
             has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
             if has_time and not answer.comes:
-                return _pause_of(answer, one.claim.ttl)
+                return _pause_of(answer, one.claim, one.store)
         # A place is free, the time is over, the line is full, or another delivery of the message runs or has run.
         self._wake(one)
         return _AT_ONCE

@@ -95,7 +95,7 @@ class Waiter:
     def ask(self) -> Grant | Conflict | Done | float:
         """The answer, or how many seconds to sleep at most."""
         answer = self._store.acquire(self.claim)
-        return pause_after(answer, self.claim, float("inf")) or answer
+        return pause_after(answer, self.claim, self._store, float("inf")) or answer
 
     def sleep(self, seconds: float) -> None:
         self._bell.wait(seconds)

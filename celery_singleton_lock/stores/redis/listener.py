@@ -82,7 +82,8 @@ class Listener(DaemonThread):
         self._deaf: dict[str, None] = {}
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
-        self._has_told = False
+        # This user may not subscribe, as the log has told.
+        self.is_refused = False
         # Of two threads that were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
@@ -243,8 +244,8 @@ class Listener(DaemonThread):
             self._try_elsewhere(wire, channel)
             return
         self._wire_of.pop(channel, None)
-        if not self._has_told:
-            self._has_told = True
+        if not self.is_refused:
+            self.is_refused = True
             text = "%s; whoever waits looks from time to time instead: %s"
             told = text, problem_of(error), advice_about(error, self._servers.part.user)
             address = self._servers.address
