@@ -33,7 +33,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockLost, LostReaso
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current, running_loop
 from celery_singleton_lock.log import log
-from celery_singleton_lock.stores.threads import call_soon, patched_by
+from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
 from celery_singleton_lock.stores.threads import current as current_greenlet
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Interrupt:
     _has_reached_its_thread = False  # no further try is made
     _thread: int | None = None
     _greenlet: Any = None
+    _hub: Any = None
     _outer_loop: Loop | None = None
     _error: LockLost | None = None
     _lease: "Holding"
@@ -76,6 +77,7 @@ class Interrupt:
         thread = threading.get_ident()
         if patched_by() is not None:
             self._greenlet = current_greenlet()
+            self._hub = hub()  # a body in gevent's thread pool has one of its own
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
@@ -101,7 +103,7 @@ class Interrupt:
             self._error = LockLost(lease.key, reason)
             self._cancelled_in = set()
             if self._greenlet is not None:
-                call_soon(self.deliver)
+                call_soon(self._hub, self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)

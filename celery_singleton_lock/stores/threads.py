@@ -29,13 +29,17 @@ def waits_stop_greenlets() -> bool:
     return any(parts) and not all(parts[:2])
 
 
-def call_soon(call: Callable[[], None]) -> None:
-    """Let the event loop of this thread's greenlets call a function."""
+def hub() -> Any:
     library = patched_by()
-    if library.__name__ == "gevent":
-        library.get_hub().loop.run_callback(call)
+    return library.get_hub() if library.__name__ == "gevent" else library.hubs.get_hub()
+
+
+def call_soon(hub: Any, call: Callable[[], None]) -> None:
+    """Let the event loop *hub* call a function. eventlet allows this only from the thread of the hub."""
+    if patched_by().__name__ == "gevent":
+        hub.loop.run_callback_threadsafe(call)
     else:
-        library.hubs.get_hub().schedule_call_global(0, call)
+        hub.schedule_call_global(0, call)
 
 
 def current() -> Any:

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -343,3 +345,34 @@ def test_a_tuple_that_another_thread_builds_meanwhile_is_built(app: Celery) -> N
         each.join()
 
     assert (states_after, failed) == ({states.FAILURE}, [])
+
+
+IN_THE_POOL_OF_GEVENT = """
+from gevent import monkey; monkey.patch_all()
+import time
+import gevent
+from celery import Celery
+from celery_singleton_lock import LockLost, SingletonTask
+from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
+
+app = Celery("abort", broker="memory://", backend="cache+memory://")
+app.conf.update(singleton_lock_url="memory://abort", singleton_lock_ttl=1)
+
+@app.task(base=SingletonTask, bind=True, name="body")
+def body(self, is_long):
+    if is_long:
+        Inventory(store_of(app)).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
+        time.sleep(10)
+
+body.apply((False,))  # the heartbeat begins in the main thread
+print(gevent.get_hub().threadpool.apply(lambda: type(body.apply((True,)).result).__name__))
+"""
+
+
+def test_a_body_in_the_thread_pool_of_gevent_is_told_in_the_event_loop_of_its_thread() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", IN_THE_POOL_OF_GEVENT]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert (done.returncode, done.stdout.strip()) == (0, "LockLost"), done.stderr
