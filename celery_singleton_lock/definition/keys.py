@@ -109,8 +109,11 @@ def start_of_keys(prefix: str) -> str:
 
 
 def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= longest:
-        raise ConfigurationError(f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters")
+    # The listener cannot send a lone surrogate, and would hear of no other lock of the process either.
+    if not isinstance(name, str) or not 0 < len(name) <= longest or name != name.encode(errors="replace").decode():
+        raise ConfigurationError(
+            f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
+        )
     # A brace would end the hash tag early. An unescaped percent sign would let two names collide.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 

@@ -87,7 +87,7 @@ def test_apps_of_one_main_are_told_apart_by_the_name_of_the_beat(valkey: Server)
         beat.close()
 
 
-@pytest.mark.parametrize("name", ["", 7, "x" * 101])
+@pytest.mark.parametrize("name", ["", 7, "x" * 101, "\ud800"])
 def test_a_name_that_cannot_be_is_refused(valkey: Server, name: Any) -> None:
     with pytest.raises(ConfigurationError, match="singleton_beat_name="):
         beat_of(valkey.url, "collect", singleton_beat_name=name).tick()
