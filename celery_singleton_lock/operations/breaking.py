@@ -129,6 +129,12 @@ def named(
             raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
         if found:
             return next(iter(found.values()))
+        if set("{*?") & set(what):
+            # Nothing held would be a wrong answer about a key of another prefix, or about the locks of a pattern.
+            raise click.UsageError(
+                f"{what!r} is neither a lock key of this app nor a task id. `list --wide [PATTERN]` shows both; `break "
+                "--marks PATTERN` drops the marks of locks that nobody holds."
+            )
         return LockState(what), what
     task = _task_named(locks.app.tasks, what)
     try:

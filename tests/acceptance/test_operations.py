@@ -177,9 +177,11 @@ def test_where_nothing_is_an_answer_says_so(operate: Operate) -> None:
     for pattern in ([], ["*nothing*"]):
         assert json.loads(operate("list", *pattern, "--json").stdout) == []
     assert json.loads(operate("show", key, "--json", code=NO).stdout)["holders"] == []
-    for unknown in ("no-such-id", "singleton:v3:{a:0}", key.replace("singleton", "other"), "ops.*"):
-        assert json.loads(operate("show", unknown, "--json", code=NO).stdout)["locks"] == []
-        assert "Nothing to break" in operate("break", unknown, "--yes", code=NO).stderr
+    assert json.loads(operate("show", "no-such-id", "--json", code=NO).stdout)["locks"] == []
+    assert "Nothing to break" in operate("break", "no-such-id", "--yes", code=NO).stderr
+    for wrong in ("singleton:v3:{a:0}", key.replace("singleton", "other"), "ops.*"):
+        for command in (["show", wrong], ["break", wrong, "--yes"]):
+            assert f"{wrong!r} is neither a lock key of this app" in operate(*command, code=USAGE).stderr
     assert "Nobody holds" in operate("show", key, code=NO).stderr
     operate("show", tasks.skipped.name, "-a", '["k"]', code=NO)
     said = operate("show", "no-such-id", code=NO).stderr
