@@ -317,9 +317,12 @@ def prefix_of(app: Celery) -> str:
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
         # In a cluster, the first braces of a key are its hash tag.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
-    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+    # The listener cannot send a lone surrogate.
+    is_sent = isinstance(prefix, str) and prefix == prefix.encode(errors="replace").decode()
+    if not isinstance(prefix, str) or not is_sent or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {_DEFAULT_PREFIX!r}"
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces that UTF-8 can encode, such "
+            f"as {_DEFAULT_PREFIX!r}"
         )
     return prefix
 

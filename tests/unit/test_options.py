@@ -290,7 +290,7 @@ def test_an_annotation_wins_over_the_code(app: Celery, annotated: str) -> None:
     assert task.lock_key_for(1) == task.lock_key_for(2)
 
 
-@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{shop}", None, 7, b"shop"])
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{shop}", None, 7, b"shop", "\udc80"])
 def test_a_prefix_that_would_break_the_hash_tag_is_refused(app: Celery, prefix: Any) -> None:
     app.conf.singleton_lock_prefix = prefix
     task = make(app)
