@@ -173,9 +173,11 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    return _faults_in(
-        app, partial(_check_settings, app), *(partial(getattr, task, "lock_options") for task in options.lockable(app))
-    )
+    # A beat in a worker could only end itself, and the worker would go on without it.
+    written = {"singleton_beat_name": keys.beat_key_of, "singleton_beat_ttl": options.beat_ttl_of}
+    of_beat = [partial(check, app) for name, check in written.items() if options.setting(app, name) is not None]
+    of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
+    return _faults_in(app, partial(_check_settings, app), *of_beat, *of_tasks)
 
 
 def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:

@@ -209,6 +209,17 @@ def test_a_fault_of_a_class_without_a_name_is_told_under_that_name(
     assert fault.startswith(f"task {__name__}.Sync: there is no option lock_tll")
 
 
+@pytest.mark.parametrize(("setting", "value"), [("singleton_beat_ttl", 0), ("singleton_beat_name", "")])
+def test_a_wrong_setting_of_beats_is_a_fault_for_all_since_a_beat_in_a_worker_could_only_end_itself(
+    app: Celery, setting: str, value: Any
+) -> None:
+    app.conf[setting] = value
+
+    (fault,) = faults_of(app)
+
+    assert fault.startswith(f"{setting}={value!r} is not allowed")
+
+
 class Defaults:
     lock_ttl = 99
     lock_key = ("x",)
