@@ -362,6 +362,11 @@ _PASSWORD = (
     "the password in singleton_lock_url is printed by `celery report`, `inspect conf` and Flower; give it in "
     "singleton_lock_client_options={'username': ..., 'password': ...}, whose values Celery masks"
 )
+_UNTOLD = (
+    "broker_transport_options has predefined_queues and no visibility_timeout, so only SQS knows when it delivers a "
+    "message again: after 30 seconds, unless that was changed. A message that waits in a worker for longer may come "
+    "twice; give visibility_timeout the value of the queues"
+)
 
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
@@ -376,6 +381,9 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     # Celery recognises secret settings by their names, and does not mask this one.
     if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)
+    of_broker = app.conf.broker_transport_options or {}
+    if of_broker.get("predefined_queues") and "visibility_timeout" not in of_broker:
+        texts.append(_UNTOLD)
     return texts
 
 

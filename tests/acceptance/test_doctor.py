@@ -535,10 +535,12 @@ def test_a_holder_that_no_worker_of_ours_runs_may_belong_to_another_deployment(
 
 
 NO_LIMIT: dict[str, Any] = {"time_limit": None}
+ON_SQS = {"broker_transport_options": {"predefined_queues": {"celery": {"url": "https://sqs"}}}}
 SURPRISES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (NO_LIMIT, {}, ("no time limit", "task")),
     (NO_LIMIT, {"task_time_limit": 60}, ()),
     (NO_LIMIT, {"task_soft_time_limit": 60}, ()),
+    ({}, ON_SQS, ("predefined_queues", "visibility_timeout")),
     ({"lock_ttl": 30000}, {}, ("lock_ttl", "task (30000 s)")),
     ({}, {"singleton_lock_ttl": 3600}, ("lock_ttl", "task (3600 s)")),
     ({"lock_wait_timeout": 5}, {}, ("task (lock_wait_timeout beside lock_on_conflict='skip'",)),
