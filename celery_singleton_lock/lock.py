@@ -16,7 +16,7 @@ from weakref import ref
 from celery import Celery, Task, current_app
 
 from celery_singleton_lock.definition.keys import checked_name, key_of
-from celery_singleton_lock.definition.options import Duration, count, prefix_of, seconds
+from celery_singleton_lock.definition.options import Duration, count, flag, given, prefix_of, seconds
 from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.holding import Holding
@@ -104,6 +104,8 @@ class Lock:
         reentrant: bool = False,
         timeout: Duration | None = None,
     ) -> None:
+        if app is not None and not isinstance(app, Celery):
+            raise ConfigurationError(f"app={given(app)} is not allowed: give a Celery app, or None for the current one")
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
         # Otherwise a program without a store would fail only at its first use of the lock.
@@ -111,7 +113,7 @@ class Lock:
         self._key = key_of(prefix_of(self._app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
-        self._reentrant = reentrant
+        self._reentrant = flag("reentrant", reentrant)
         _patience(True, timeout)
         self.timeout = timeout
         self._hostname = socket.gethostname()

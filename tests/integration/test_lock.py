@@ -244,6 +244,7 @@ def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None
 
 BAD = [{"ttl": 0}, {"ttl": -1}, {"ttl": "soon"}, {"limit": 0}, {"limit": 1.5}, {"timeout": -1}, {"timeout": "long"}]
 # The last is how Python reads the name of a file that is not UTF-8.
+BAD += [{"reentrant": "yes"}, {"app": "shop"}, {"app": ""}]
 BAD_NAMES = ["", "n" * 201, None, 7, "\udc80"]
 BAD_WAITS: list[dict[str, Any]] = [{"timeout": -1}, {"blocking": False, "timeout": 1}, {"timeout": "long"}]
 
