@@ -305,7 +305,9 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
     marks, held = breaking.marks_left(locks.surveys(pattern))
     left_alone = f" Locks left alone because they are held: {held}." if held else ""
     if marks and dry_run and not is_json:
-        click.echo(rows.table([row.cells for row in marks], is_wide=True))
+        # These rows say when a call is due: one with a countdown is not lost.
+        found = locks.rows({row.lock.key: row.lock for row in marks}.values())
+        click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:
         if not yes:
             click.echo(f"Marks to be dropped: {len(marks)}.{left_alone}", err=True)

@@ -487,6 +487,12 @@ def test_one_of_several_holders_is_meant_by_its_name(operate: Operate, store: St
     assert "does not hold" in operate("break", key, "--holder", "id-b", "--yes", code=NO).stderr
 
 
+def test_a_dry_run_shows_when_the_calls_of_marks_are_due(operate: Operate, store: Store) -> None:
+    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-1", 3600.0 + 7200.0, limit=0, cooldown=0.0)
+
+    assert re.search(r" in (2h00m|1h59m) ", operate("break", "--marks", "*", "--dry-run").stdout)
+
+
 def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(operate: Operate, store: Store) -> None:
     keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(3))
     for key in keys:
