@@ -83,6 +83,8 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
     In a process that is forked inside the block, each lock raises an error. Any other process uses the app's own store.
     """
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
     app.conf.get(_SETTING)  # loads a configuration that is still pending
     url = f"memory://test-{next(_numbers)}"
     changes = app.conf.changes

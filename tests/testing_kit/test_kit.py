@@ -68,7 +68,8 @@ def test_wrong_use_is_told_with_its_name_and_what_to_do(app: Celery, task: Any, 
             assert f"{name}(...) has no effect inside disabled()" in refusal(lambda: verb(task))
 
 
-def test_the_clock_of_a_store_goes_on(app: Celery) -> None:
+def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
+    assert "memory_store('kit')" in refusal(lambda: memory_store("kit").__enter__())  # type: ignore[arg-type]
     with memory_store(app) as store:
         for seconds in (-1, float("inf"), float("nan"), True, "3600"):
             assert f"advance={seconds!r}" in refusal(lambda seconds=seconds: store.advance(seconds))
