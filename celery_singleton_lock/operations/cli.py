@@ -303,19 +303,25 @@ def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None,
 
 def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
     marks, held = breaking.marks_left(locks.surveys(pattern))
-    left_alone = f" Locks left alone because they are held: {held}." if held else ""
+
+    def text(verb: str) -> str:
+        left_alone = f" Locks left alone because they are held: {held}." if held else ""
+        return f"Marks {verb}: {len(marks)}.{left_alone}"
+
+    notice, code = text("to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
         # These rows say when a call is due: one with a countdown is not lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
         click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:
         if not yes:
-            click.echo(f"Marks to be dropped: {len(marks)}.{left_alone}", err=True)
+            click.echo(notice, err=True)
             _confirm()
-        breaking.drop_marks(locks, marks)
-    notice = f"Marks {'to be dropped' if dry_run else 'dropped'}: {len(marks)}.{left_alone}"
+        marks, held_since = breaking.drop_marks(locks, marks)
+        held += held_since
+        notice = text("dropped")
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, int(not marks), is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
 
 
 def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:
