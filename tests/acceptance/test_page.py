@@ -81,7 +81,7 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(reader: Visitor, 
         lock.ask()
         said = words_in(reader.get().body)
 
-    waiting = r"waiting: id-w for \d\.\ds, a Lock for \d\.\ds held id-1 w1@web:7 \d\.\ds \d\d\.\ds of 30\.0s 2"
+    waiting = r"waiting: id-w for \d+\.\ds, a Lock for \d+\.\ds held id-1 w1@web:7 \d+\.\ds \d+\.\ds of 30\.0s 2"
     assert re.search(f"{re.escape(f'{tasks.skipped.name} {held}')} {waiting}", said)
     # The call has been due since its publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - 59m\d\ds", said)
