@@ -68,7 +68,7 @@ class WaitingMessages:
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self._woken: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
-        self._looks: Any = None
+        self._looks_for_revoked = False
         self._cancelled = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -83,15 +83,12 @@ class WaitingMessages:
             self._hub.add_reader(hears, self._hear, hears)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
-        self._looks = self._timer.call_repeatedly(_LOOK_FOR_REVOKED, self._wake_revoked)
         # While a worker ends softly, it starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self) -> None:
         """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
-        if self._looks is not None:
-            self._timer.cancel(self._looks)
         self._leave_line()
         self._waiting.clear()
         ends = self._ends
@@ -126,6 +123,7 @@ class WaitingMessages:
         # Join the line first: if *at* has passed, the timer calls `_go` at once, which leaves the line.
         self._line.add(one)
         waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
+        self._look_for_revoked()
         return waiting.entry
 
     def _go(self, one: InLine, *_: Any) -> None:
@@ -176,7 +174,16 @@ class WaitingMessages:
             with suppress(OSError):
                 end.send(b".")
 
+    def _look_for_revoked(self) -> None:
+        # Not by the timer: its thread would end a second late, and gevent's cancels nothing that repeats itself.
+        if not self._looks_for_revoked:
+            self._looks_for_revoked = True
+            self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
+
     def _wake_revoked(self) -> None:
+        self._looks_for_revoked = False
+        if self._waiting:
+            self._look_for_revoked()
         if state.revoked:
             for one, waiting in list(self._waiting.items()):
                 if waiting.args[0].id in state.revoked:

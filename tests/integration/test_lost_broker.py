@@ -2,10 +2,13 @@
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery, uuid
+from celery.concurrency import gevent
+from celery.utils import timer2
 from celery.utils.imports import symbol_by_name
 from celery.worker import state
 
@@ -13,6 +16,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores.records import Ending
+from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import LostConnection
 from tests.servers import Server
 
@@ -59,3 +63,15 @@ def test_a_store_that_does_not_answer_costs_the_runs_at_another_store_nothing(
     answers = [store.release(claim, 1, Ending("ended", 60.0, is_due=False)) for claim in claims]
     assert [answer.marker for answer in answers] == ["left"] * 5
     state.active_requests.difference_update([*refused, *answered])
+
+
+@pytest.mark.parametrize("kind", [timer2.Timer, gevent.Timer], ids=["thread", "gevent"])
+def test_a_worker_in_which_no_message_waits_does_nothing_with_its_timer(kind: Any) -> None:
+    # A thread of Celery's that has anything to do ends a second late, and is a second late for a countdown. A greenlet
+    # that repeats itself is not cancelled by its timer.
+    timer = kind()
+    messages = WaitingMessages(SimpleNamespace(timer=timer, hub=None, call_soon=None))
+    messages.start()
+    assert not timer.queue
+    messages.stop()
+    assert not timer.queue
