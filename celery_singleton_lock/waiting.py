@@ -229,7 +229,7 @@ class WaitingMessages:
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """Whether a run of the task, if refused, would only take a turn, so that new calls may wait in the main process."""
+    """Whether new calls of the task may wait in the main process: if refused, their runs would only take a turn."""
     try:
         options = task.lock_options
     except ConfigurationError:

@@ -79,7 +79,7 @@ class SingletonRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         eventer = self._eventer
-        # For heartbeats and gossip alone, a dispatcher has the group "worker"; no groups mean all.
+        # A dispatcher with task events off has the group "worker"; an empty set means all.
         wants_events = eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups)
         sends_events = bool(wants_events and self._task.send_events)
         hidden = hidden_in(self._request_dict)
@@ -101,7 +101,7 @@ class SingletonRequest(Request):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # The pool's own errors are not pickled, which would unwrap them.
+            # Only pickling unwraps errors; the pool does not pickle its own.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
@@ -212,7 +212,7 @@ class SingletonRequest(Request):
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
         """Release a dead child's lease, and report the death, and the loss if the timer of the lease has killed it."""
         try:
-            # The release deletes the holder, and a later survey hides it if it has expired.
+            # Remember the holder: a release deletes it, and a survey hides an expired one.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -344,7 +344,7 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(function: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(function, "__name__", "") == "ack_log_error":
-            # After a failure that is not the connection's, let Celery try later.
+            # If the acknowledgement raises an error, let Celery repeat it later.
             with suppress(Exception):
                 return function(*args, **kwargs)
         return call_soon(function, *args, **kwargs)
@@ -375,8 +375,8 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
     """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
 
-    Celery before 5.7 forgets all jobs (celery/celery#8541), and later versions a job whose process has not reported its
-    begin. As a worker stops, such a process waits 30 s for its result to be read.
+    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget jobs whose process has not reported a
+    start. As a worker stops, such a process waits 30 s for its result to be read.
     """
 
     def flush() -> None:

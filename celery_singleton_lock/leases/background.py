@@ -116,6 +116,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        # Only the first answer counts: each later one would put the end off.
+        # Without `min`, each repeated answer would postpone the end.
         self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE

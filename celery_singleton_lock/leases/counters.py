@@ -62,7 +62,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event of a lease that the heartbeat watches; for any other, `count` looks for a fork first.
+        """Count an event without checking for a fork: `Heartbeat.watch` has done so. Elsewhere use `count`.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
@@ -108,7 +108,7 @@ class Counters:
             try:
                 (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
                 del self._unsent[store, key]
-                # Otherwise the second connection of a run that asked during the flush would stay open.
+                # A request during the flush may open a second connection: it would stay open.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept and sent with the next"

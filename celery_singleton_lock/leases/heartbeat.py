@@ -38,8 +38,8 @@ _NEVER = float("inf")
 class RenewalThread(DaemonThread):
     """Renews the leases of this process in one store, or in one part of it, when they are due.
 
-    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. The log and
-    event loops use the locks of greenlets, so a greenlet makes each call to them.
+    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. A greenlet makes
+    the calls to the log and event loops, whose locks are those of greenlets.
     """
 
     def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
@@ -113,7 +113,7 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # After its deadline alone no lease is lost: a beat that comes late asks the store first.
+            # A lease is not lost by its deadline alone: a beat that comes late asks the store first.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew those that are due soon, too: otherwise each of thousands of leases would cost a request.

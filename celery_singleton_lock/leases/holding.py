@@ -44,8 +44,8 @@ from celery_singleton_lock.stores.redis.store import Store
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl: a lease is renewed after the first and certainly ours for the second. The server's clock may run
-# slightly faster than ours; Redlock allows the same drift.
+# Parts of a ttl: renew after `_RENEWED_AFTER`; a lease is ours for `_CERTAIN`. The server's clock may run slightly
+# faster than ours; Redlock allows the same drift.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002

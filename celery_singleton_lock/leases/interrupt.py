@@ -3,8 +3,8 @@
 In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
 CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
 
-If a callback of asyncio got the exception, the loop would log it and the body would go on. So each loop cancels the
-tasks whose context has the body's lease, in any thread, because the body may wait for them. In the thread of a loop the
+If a callback of asyncio got the exception, the loop would log it and the body would go on. So the loop of every thread
+cancels the tasks whose context has the body's lease: the body may wait for any of them. In the thread of a loop the
 exception is raised only after the loop has been silent for some seconds.
 """
 
@@ -208,7 +208,7 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """The task of this thread's `asyncio.Runner`. Its context may have an earlier body's lease."""
+    """`asyncio.Runner`'s task, found by frame: its context may have an earlier body's lease."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -234,7 +234,7 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
 
 
 def _starts_another(thread: int) -> bool:
-    """CPython 3.11 would raise in the new thread, and the starter would hang."""
+    """*thread* starts one: CPython 3.11 would raise there and hang *thread*."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:

@@ -43,8 +43,8 @@ class Lease:
     before a step that must not happen twice, and hand `fence` to a resource that can compare it with the greatest it
     has seen.
 
-    The heartbeat renews it every third of its ttl, until its run or the context that acquired it has ended, and nothing
-    refers to it.
+    The heartbeat renews an unreleased lease every third of its ttl, while its run, the acquiring context or any
+    reference to it lasts.
 
     Attributes:
         key: The lock key.
@@ -139,7 +139,7 @@ def current_lease() -> Lease | None:
 
 
 def held_here(key: str) -> "Holding | None":
-    """The lease with this key under which the calling code runs: its wait for that key would never end."""
+    """The calling code's lease on *key*, if it runs under one: a wait for that key would never end."""
     leases = [lease() for lease in current.get()]
     return next((lease for lease in leases if lease is not None and lease.key == key), None)
 
@@ -273,7 +273,7 @@ class _Requests:
         loop, lease = _loop(self._lease.key), self._lease
         self._last = request = _submit(call)
         # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease. The
-        # callback keeps the lease alone: with `self` it would renew the lease of an ended task until a collection.
+        # callback must not refer to `self`: the cycle would keep an ended task's lease alive until a collection.
         request.add_done_callback(lambda _: _give_back(lease) if loop.is_closed() else None)
         return await asyncio.shield(asyncio.wrap_future(request))
 

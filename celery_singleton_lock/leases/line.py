@@ -26,9 +26,8 @@ Scripts write the state of a turn. The last column says who runs the script:
     UNHEARD  it comes, and is granted                      SERVED    its run
     UNHEARD  as above                                      GONE
 
-A turn begins as COMING with the refusal of a run, and as WAITING where its process listens first. While a turn is
-UNHEARD, others are woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its
-old rank.
+A turn begins as WAITING if its process already listens for it, otherwise as COMING. While a turn is UNHEARD, others are
+woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its old rank.
 
 A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself: every two
 seconds if the turn is among the next few, or if the process may not listen, and otherwise once in a ttl.
@@ -154,7 +153,7 @@ class Line:
         has_turn: Called in the line's thread with a new message that has a turn now. It returns False if the message
             has gone meanwhile.
         is_expected: Returns whether a run of this process is about to take the place that a new message finds free.
-            If so, the message stays: most of a burst would take a process only to be refused.
+            If so, the message stays: its run would take a process only to be refused.
     """
 
     def __init__(
