@@ -18,7 +18,7 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
-    # Until this moment on `clock()`, a server that has not told its time is not asked again.
+    # A moment on `clock()`. A server that gave no time is not asked again before then.
     ask_again_at: float = float("-inf")
     compares_at: float = float("-inf")
 

@@ -127,7 +127,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
     WAITING = "waiting"  # a turn
-    ENDED = "ended"  # nothing known: its run has just ended, or it is a newer call that has begun
+    ENDED = "ended"  # no lease is known: a run that has just ended, or a newer call that has begun
     UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
 
 
@@ -138,7 +138,7 @@ class Holder:
     Attributes:
         key: The lock key.
         token: The right to release the lock, so no log shows it.
-        state: `held`, `asked to stop`, `cooldown` or `ended`. `queued`, `next` or `waiting` of a call that goes before.
+        state: `held`, `asked to stop`, `cooldown` or `ended`; a call that goes before is `queued`, `next` or `waiting`.
         acquired_at: The moment of the grant by the store's clock. Without a grant, the moment of the answer.
         expires_in: Seconds until its lease, mark or turn ends, unless it is renewed.
         fence: A number greater than that of any earlier holder. 0 without a grant.
@@ -221,7 +221,7 @@ class Conflict:
     """Every place is held, or belongs to a call that goes before."""
 
     key: str
-    holders: tuple[Holder, ...]  # a few, the lease that ends first at the front; or else calls that go before
+    holders: tuple[Holder, ...]  # a few holders, sorted by deadline; or calls that go before
     successor: str | None = None  # for a claim that `succeeds`: task id of the call that runs next, perhaps its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
@@ -239,10 +239,10 @@ Verdict = Grant | Conflict | Done
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a message in the line for a lock. `Conflict` has the other fields."""
+    """The position of a message in the line for a lock. Other fields: see `Conflict`."""
 
     at: int
-    comes: bool  # the message comes now: its turn has come, or is gone
+    comes: bool  # a place is free for the message, or its turn is gone
     is_near: bool
     free_in: float
 
@@ -276,7 +276,7 @@ class LockState:
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
         waiting: How many have a turn. Beyond 160 tickets, calls that have left may still count.
-        turns: The turns of 160 tickets, in their order: of the first, and of the first that will be woken.
+        turns: Turns of 160 tickets, in order: the first unheard ones, then the first that will be woken.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.

@@ -73,7 +73,7 @@ _IN_SHORT = {
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
-# A server that closes a connection with unread input resets it.
+# TCP resets a connection that is closed with unread input.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis"
 _WITHOUT_TLS = (
@@ -146,7 +146,7 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The words for *error*, without the command's arguments: a password, or a value that looks like an error."""
+    """The text of *error* without the command's arguments, which may be a password or look like an error."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
@@ -159,7 +159,7 @@ class Part:
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         # The last acquire got no answer, and no later request got one.
         self.is_away: bool = False
-        # Then scheme and TLS of the URL are right.
+        # An answer rules out a wrong TLS scheme.
         self.has_answered: bool = False
         self._address = address
         is_provided = arguments.get("credential_provider") is not None

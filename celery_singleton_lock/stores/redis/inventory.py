@@ -22,7 +22,7 @@ _KEYS_PER_STEP = "250"
 _TRIAL_TTL = 1.0
 # Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-# Slots that are tried: hardly one of several servers owns all of them.
+# Slots that are tried: one server of several rarely owns all of them.
 _OTHER_SLOTS = 20
 TRIAL = "trial-"
 """Begins the digest of a self-test's key, which no list shows."""
@@ -56,7 +56,7 @@ class Inventory:
             raise problem
 
     def latency(self, bound: float) -> tuple[float, float]:
-        """Seconds of a round trip, and seconds by which the store's clock is ahead, each of the worst server."""
+        """The longest round trip, and the largest offset of a server's clock (positive if ahead), in seconds."""
         found = []
         for server in self._servers.to_masters(bound):
             # The first request opens the connection.
@@ -120,7 +120,7 @@ class Inventory:
         releases = [([each.key], encoding.release_arguments(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # By the key's own part, so that the error names its server.
+            # Use the key's part, which names its server in an error.
             tried = partial(self._servers.ask, key, self._commands_on(key))
             self._store.part_of(key).persist(lambda until: accepted(tried(until)), until - clock())
             accepted(self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas))

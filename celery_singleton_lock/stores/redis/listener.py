@@ -89,7 +89,7 @@ class Listener(DaemonThread):
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Heard) -> None:
-        """Have *heard* called with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
+        """Call *heard* with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
 
         At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread even
         where others are greenlets, and must not block.
@@ -201,7 +201,7 @@ class Listener(DaemonThread):
         """The wire to the server that has the lock of *channel*; None if the server cannot be reached."""
         wire = self._wire_at(self._servers)
         try:
-            # Leave a cluster that named no owner alone until `retry_at`: otherwise each channel would wait for it.
+            # If the cluster named no owner, ask it no sooner than `retry_at`: otherwise each channel would wait.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:

@@ -33,7 +33,7 @@ _NO_MASTER = f"let master_name be what the sentinels call the master (sentinel m
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel; one is asked after the other.
 _PATIENCE = 0.5
-# Seconds between two looks for a new master: for ten, writes to a former master seem to work, and are lost.
+# Seconds between two looks for a new master: the former one takes writes for ten seconds, and loses them.
 _LOOK_AGAIN = 1.0
 
 

@@ -139,7 +139,7 @@ class Store:
     def look(self, claim: Claim) -> Position | Verdict:
         """Ask if a waiting message must go to the pool; take no place. If its call is marked as next, extend the mark.
 
-        A message with `turn_for`, but no `rank`, takes a turn unless it must go there.
+        A message with `turn_for` but no `rank` takes a turn, unless a place is free.
         """
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
@@ -212,12 +212,12 @@ class Store:
     ) -> Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        In its way is another queued call, a call whose cool-down keeps the key, or, if *limit* is not 0, one of *limit*
-        runs. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for*
-        are those of `Holder`.
+        Another call that is queued, or whose cool-down keeps the key, is in its way. So are runs in *limit* places, if
+        that is not 0. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and
+        *due_for* are those of `Holder`.
 
-        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. The last of such
-        calls is due at most *within* seconds after the publication of the first.
+        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a series of
+        such calls, the last is due at most *within* seconds after the first was published.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:

@@ -7,8 +7,8 @@
 -- @argument token
 -- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:` in lock.lua.
 -- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the message's worker asks, so no place is taken. A message without a rank takes a
---                     turn by `turn_for`, unless it has to come.
+--                     `looks`: the message's worker asks, so no place is taken. A message with `turn_for` but
+--                     no rank takes a turn, unless a place is free.
 -- @argument task_id   empty for a `Lock`.
 -- @argument hostname
 -- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
@@ -80,7 +80,7 @@ local function end_turn_of_former_policy()
   end
 end
 
--- 1. Has another delivery of this message run, or does it run? Every caller reads the marker of its message, because some
+-- 1. Is another delivery of this message running or done? Every caller reads the marker of its message, because some
 -- brokers do not mark a redelivery. A later attempt takes over the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
 if message then
@@ -130,7 +130,7 @@ local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
     local its_grant = grant_of(key, each.place)
-    -- First, see `begin_writing`.
+    -- PEXPIRE first: see `begin_writing`.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
     return {'granted', now, each.place, its_grant.fence, its_grant.since}
@@ -149,7 +149,7 @@ if newer then
   return refused(newer.task_id, described(key, places) or described_calls({newer}))
 end
 
--- 4. Do as many calls go before the caller as places are free?
+-- 4. Do the calls that go before take all free places?
 local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
@@ -165,7 +165,7 @@ local function ranks_before(each)
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor, which heeds the queued mark: both would wait for each other. A call yields to no successor that it displaces:
+-- successor: the successor yields to it, so both would wait for ever. A call yields to no successor that it displaces:
 -- otherwise, frequent calls would displace each one before it runs.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
@@ -332,7 +332,7 @@ local function passes(other)
 end
 
 -- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
--- whether one was met that need not move.
+-- whether the search met a turn that stays.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
@@ -355,8 +355,8 @@ if not own and line.last - line.first >= MOST_TURNS then
 end
 begin_writing(key)
 if not own then
-  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. The turns from its position to
-  -- the next void ticket move one ticket towards that end of the line.
+  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. To make room, the turns from
+  -- its position to the next void ticket move by `step`.
   local step = 1
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)

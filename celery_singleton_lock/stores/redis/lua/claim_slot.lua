@@ -1,7 +1,7 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- The slots are one hash. The field of an entry is `<due> <fence> <sent>` of the last claimed slot; a new entry was sent when
--- it began. The leader's own field, '\31' <hostname>:<pid>, has the moment at which the leader was seen as `due` and `sent`.
+-- The slots are one hash. The field of an entry is `<due> <fence> <sent>` of the last claimed slot; a new entry begins with
+-- `sent` = `due`. In the leader's own field, '\31' <hostname>:<pid>, `due` and `sent` are the moment at which it was seen.
 --
 -- KEYS[1]  hash of the slots
 -- @argument verb   `claim`, `note` or `forget`.

@@ -4,14 +4,14 @@
 -- @argument task_id
 -- @argument lasts     milliseconds until the mark ends if the call never comes.
 -- @argument cooldown  milliseconds for which no other call is published.
--- @argument words     `limit`: the call is refused if runs hold so many places, unless it is 0. `sent`: a `PublishMode`.
+-- @argument words     `limit`: if not 0, the call is refused while runs hold that many places. `sent`: a `PublishMode`.
 --                     `newest`: the call supersedes a queued call that was published before. `due_in`: milliseconds until
 --                     the call is due. `within`: the call is due at most so many milliseconds after the publication
 --                     of the first superseded call.
 -- @argument about     the rest of the mark, see parts/marks.lua.
 --
 -- Returns  {'marked', sooner}          Publish the call, due earlier by so many microseconds.
---          {'held', now, '', holders}  In the way is the queued call, else a run, else the call of the cool-down.
+--          {'held', now, '', holders}  The queued call is in the way, else a run, else the call of the cool-down.
 
 -- @include time
 local key = KEYS[1]
@@ -63,7 +63,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended keeps no call out: otherwise that call's work would be lost.
+  -- Ignore runs whose call has ended: otherwise the new call's work would be lost.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)

@@ -6,7 +6,7 @@
 -- @argument words   `size`: the number of fields if the hash has nothing but this holder. `place`, if known. `min_hold`:
 --                   milliseconds after its grant for which the place stays taken. If a run has ended for good: its
 --                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
--- @argument marker  the marker of the message of such a run.
+-- @argument marker  the message's marker, given with `attempt`.
 --
 -- Returns  1                      released; nothing else was in the lock.
 --          {lost, marked, short}  `lost`: `taken` if the place was lost to another caller, `expired` if it was lost to
@@ -29,7 +29,7 @@ local words = words_in(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (words.min_hold or 0) * 1000
 local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
--- First, see `begin_writing`.
+-- HDEL first: see `begin_writing`.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''
@@ -62,7 +62,7 @@ elseif highest_left < #lock.places then
   call('HSET', key, 'places', highest_left)
 end
 
--- If the place was lost, its note of a copy is gone, too.
+-- A lost place no longer tells whether a copy has come.
 if marker and (lost ~= '' or copy_has_come or words.is_due) then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
   marked = 1

@@ -4,7 +4,7 @@
 --
 -- Returns  {now, fence, waiting, marks, holders, turns, asked}, with an empty text for an unknown fence.
 --   fence    the greatest fence that was given.
---   waiting  the number of turns. Tickets that were not read count.
+--   waiting  the number of turns, unread tickets included.
 --   marks    the marks in force. Each mark, each of `holders`, and each turn of the first waiters is seven values.
 --   asked    the token of each holder that was asked to stop, and the person who asked; empty for a successor.
 

@@ -3,8 +3,8 @@
 -- KEYS[1]  lock key
 -- @argument task_id
 -- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
---                      may still hold a place. `heeds`: a queued call goes before. Or `succeeds` and `published`, fields
---                      of a `Claim`: the call begins, unless a newer call supersedes it.
+--                      may still hold a place. `heeds`: a queued call goes before. With `succeeds` and `published`
+--                      of a `Claim`, the call begins unless a newer call supersedes it.
 -- @argument task_name  the task's name if the lock has another name.
 --
 -- Returns  1                              the marks have ended, if there were any.

@@ -113,7 +113,7 @@ local function add_values(rows, values)
   end
 end
 
--- A few of the holders, the lease that ends first at the front; nil if there are none.
+-- A few of the holders, sorted by deadline; nil if there are none.
 local function described(key, places, most)
   local alive, rows = {}, {}
   for _, each in ipairs(places) do

@@ -45,8 +45,8 @@ local function keep_marker(key, marker)
   end
 end
 
--- Keeps a later attempt, and a later outcome of this attempt. Redis expires no single field, so each call deletes the expired
--- markers among a few random fields: about a tenth of a hash's markers are expired.
+-- Keeps a later attempt, and a later outcome of this attempt. Redis expires no single field. So each call deletes expired
+-- markers among a few random fields, which keeps their share at about a tenth.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -119,7 +119,7 @@ local function tell_near(key, from, last)
   end
 end
 
--- The first ticket that is not known to be void, at most the front. A full line loses its oldest unheard turns.
+-- The first ticket up to the front that is not known to be void. A full line loses its oldest unheard turns.
 local function tidied(key, line)
   local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
   for ticket = line.first, stop do
@@ -182,7 +182,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake the turns for which a place is free while `held` are taken. Returns whether more turns may have to be woken. The
+-- Wake the turns for free places; `held` places are taken. Returns whether more turns may have to be woken. The
 -- client of a release then asks again. After any other script, the next turn finds the place when it looks.
 local function wake_next(key, line, held)
   local woken = 0

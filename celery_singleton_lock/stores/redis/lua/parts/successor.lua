@@ -69,7 +69,7 @@ local function relation(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- The queued call or successor, published later, in whose favour a call with a policy ends.
+-- The newer queued call or successor that supersedes a call with a policy.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
