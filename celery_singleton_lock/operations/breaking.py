@@ -1,4 +1,4 @@
-"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks."""
+"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks and turns."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from celery_singleton_lock.definition.options import Lockable
 from celery_singleton_lock.log import log, shown
 from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, LockState
+from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
 _UNTIL_A_RENEWAL = 0.5  # of what is left: at least two thirds of a ttl are left, and a renewal comes within one third
@@ -27,12 +27,13 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The holders and marks of one lock that a break ends, or has ended."""
+    """The holders, marks and turns of one lock that a break ends, or has ended."""
 
     key: str
-    name: str | None = None  # the call or `Lock` that is meant; None means all
+    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
     holders: Sequence[Holder] = ()
-    dropped: Sequence[str] = ()  # some of `queued`, `next` and `cooldown`
+    dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
+    turns: Sequence[Holder] = ()
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
@@ -40,7 +41,10 @@ class Plan:
         # A cool-down after a run is not dropped by the name of its call.
         marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
         states = {each.state for each in marks}
-        return cls(lock.key, name, holders, [state for state in ("queued", "next", "cooldown") if state in states])
+        # While somebody holds the lock, dead turns need no break: the release passes over them.
+        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
+        dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
+        return cls(lock.key, name, holders, dropped, turns)
 
     def __bool__(self) -> bool:
         return bool(self.holders or self.dropped)
@@ -58,21 +62,40 @@ class Plan:
             risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
             lines += [risk] if force else []
         if self.dropped:
-            lines.append(f"To be dropped: {', '.join(self.dropped)}")
+            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
+            lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
         return "\n".join(lines)
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask the plan's holders to stop, or free their places if *force*; drop the marks. Return what was done."""
+    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
     marks = bool(plan.dropped) and plan.name is None
+    turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, plan.key, by) else []
     tokens = [holder.token for holder in plan.holders]
     asked, dropped = locks.inventory.break_lock(plan.key, tokens, by, marks=marks, force=force)
     for holder in asked:
         log.write(logging.INFO, "lock.broken", key=plan.key, task_id=holder.task_id, by=by, force=force)
     if plan.name is not None and plan.dropped:
         locks.store.unmark(plan.key, plan.name)
-        dropped = [*plan.dropped]
-    return replace(plan, holders=asked, dropped=dropped)
+        for turn in plan.turns:
+            # The message of a living call carries its rank, so its next request gets the same position back.
+            locks.store.release(Claim(plan.key, turn.token, ttl=1.0), None)
+        left = Plan.of(locks.survey(plan.key), plan.name).dropped
+        dropped = [word for word in plan.dropped if word not in left]
+    return replace(plan, holders=asked, dropped=[*dropped, *turns])
+
+
+def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
+    """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
+    has_dropped = False
+    while True:
+        locks.inventory.break_lock(key, (), by)
+        dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
+        for turn in dead:
+            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
+        if not dead:
+            return has_dropped
+        has_dropped = True
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
@@ -179,7 +202,7 @@ def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
     if not done:
-        return "Nothing was done: what was to be broken is gone."
+        return "Nothing was done: what was to be broken is gone, or waits and is alive."
     if not done.holders:
         return f"Dropped: {', '.join(done.dropped)}."
     if force:

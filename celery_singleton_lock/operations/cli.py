@@ -149,8 +149,8 @@ def break_lock(
     """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
     The holder hears of the break at its next renewal and ends as REVOKED. Then the
-    lock is free, so nothing overlaps. Waiters keep their turns. A holder that has
-    died needs no break: its lock is free within its ttl.
+    lock is free, so nothing overlaps. Waiters that are alive keep their turns. A
+    holder that has died needs no break: its lock is free within its ttl.
 
     WHAT is a lock, named as for `show`; or a task id, which means this call alone.
     After a purge, --marks 'shop.*' drops the queued and next marks of many locks,
@@ -164,9 +164,9 @@ def break_lock(
     lock, task_id = breaking.named(locks, what, args, kwargs)
     plan = breaking.Plan.of(lock, holder or task_id)
     if not plan:
-        why = lock.problem or "nobody holds it, and there are no marks"
+        why = lock.problem or "nobody holds it, there are no marks, and nobody waits"
         if plan.name is not None:
-            why = f"{shown(plan.name)} does not hold it, and is not queued"
+            why = f"{shown(plan.name)} does not hold it, and neither is queued nor waits for it"
         _end(plan.as_json(), f"Nothing to break in {shown(plan.key)}: {why}.", 1, is_json=is_json)
     if dry_run:
         _end(plan.as_json(), plan.text(force=force), 0, is_json=is_json)

@@ -14,15 +14,15 @@ from werkzeug.test import Client
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.rows import Locks
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import Operate, operated
 from tests.acceptance.test_operations import NO, USAGE
+from tests.contract.asking import Waiter
 from tests.servers import Server
-from tests.waiting import until
 
 DIGEST = "850619f2bc8f15f0cb96f1808d711840"
 KEY = f"singleton:v3:{{shop.import:{DIGEST}}}"
@@ -199,16 +199,22 @@ def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None
     assert asked == ["found.put"]
 
 
-def test_turns_of_the_dead_are_left_alone_and_keep_nobody_out(operate: Operate, store: Store) -> None:
+def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:
     store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1")))
-    for number in range(3):
-        store.acquire(Claim(KEY, f"dead-{number}", 60.0, facts=Facts(f"id-{number}"), turn_for=180.0, waits_here=True))
+    waits = Claim(KEY, "living", 60.0, facts=Facts("id-living"))
+    with Waiter(store, waits) as living:
+        living.ask()
+        store.acquire(Claim(KEY, "dead", 60.0, facts=Facts("id-dead"), turn_for=180.0, waits_here=True))
+        done = json.loads(operate("break", "id-dead", "--yes", "--json").stdout)
+        store.release(Claim(KEY, "t", 60.0), 1)
+        left = operate("break", KEY, "--yes", code=NO).stderr
 
-    operate("break", KEY, "--force", "--yes")
+        assert (done["asked"], done["dropped"]) == ([], ["turns"])
+        assert "alive" in left
+        assert [turn.task_id for turn in store.survey([KEY])[0].turns] == ["id-living"]
 
-    assert "Nothing to break" in operate("break", KEY, "--yes", code=NO).stderr
-    until(lambda: isinstance(store.acquire(Claim(KEY, "new", 60.0)), Grant), "a newcomer is granted", timeout=60)
 
+# How a lock, or a call, is named.
 
 NAMES = {name: (["id-of-a-call"], ["queued"]) for name in (KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…")}
 # A call alone leaves the marks of others.

@@ -84,8 +84,7 @@ def _button_of(row: Row) -> tuple[str, str]:
     """The text of the row's button, and the holder that the button asks to stop; each may be empty."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return "Ask to stop", row.about.task_id or row.worker
-    # A row without marks is a turn of the dead, which keeps nobody out.
-    return "" if row.lock.holders or row.lock.problem or not (row.has_place or row.lock.marks) else "Drop marks", ""
+    return "" if row.lock.holders or row.lock.problem else "Drop marks", ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:

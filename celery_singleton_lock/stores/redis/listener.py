@@ -83,7 +83,7 @@ class Listener(DaemonThread):
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
         # This user may not subscribe, as the log has told.
-        self.is_refused = False
+        self.is_refused: bool = False
         # Of two threads that were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
