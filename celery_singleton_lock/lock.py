@@ -315,11 +315,17 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Without such a block, the last that this context knows, or else the last of all.
+        Without such a block, the last that this context knows; or one whose lease is over, because its end harms
+        nobody; or else the last of all.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = known_holds()
-        found = max(blocks, key=lambda hold: (hold.statement == statement, hold in known), default=None)
+
+        def likeness(hold: Hold) -> tuple[bool, ...]:
+            own = hold.statement == statement
+            return (own,) if own else (own, hold in known, not hold.lease.time_left)
+
+        found = max(blocks, key=likeness, default=None)
         # A re-entrant lease is released as often as it was taken, in the reverse order.
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 

@@ -33,6 +33,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import RELEASED, Claim
 from celery_singleton_lock.stores.redis.encoding import ACQUIRE
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.forks import fork_in_c, in_a_fork
@@ -499,6 +500,20 @@ def test_the_blocks_of_a_reentrant_lock_end_in_any_order(url: str) -> None:
     first.close()
     assert lease.held
     second.close()
+    assert holders(url, lock) == 0
+
+
+def test_the_end_of_a_block_that_was_lost_takes_no_lease_from_another_one(url: str) -> None:
+    """Also where nothing says which of the two ends: neither was entered by a `with` statement, nor here."""
+    lock = Lock("stock", url=url, ttl=1)
+    lost, stack = in_a_context(lock.__enter__), ExitStack()
+    assert store_at(url).release(Claim(lock.key, lost.token, 1), None) == RELEASED
+    until(lambda: lost.lost, "it is lost")
+    lease = in_a_context(lambda: stack.enter_context(lock))
+
+    in_a_context(lambda: lock.__exit__(None, None, None))
+    assert lease.held
+    in_a_thread(stack.close)
     assert holders(url, lock) == 0
 
 
