@@ -98,7 +98,7 @@ class Holding:
     Arguments:
         on_lost: Called once when the holder has to stop, and once when the lease is lost. If it blocks, renewals wait.
         deadman: Kills this process at the deadline, which each renewal moves.
-        sender: The task or `Lock` that sends the signals. With None, nothing is sent or counted.
+        sender: The task or `Lock` that sends the signals; None sends no signal, and counts only deaths.
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
@@ -297,6 +297,7 @@ class Holding:
         self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
+        # First: otherwise another thread could see the state without its reason. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.

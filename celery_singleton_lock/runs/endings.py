@@ -135,6 +135,7 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
     if why_unreadable(task):
         return None
     try:
+        # A cache would have the end of the earlier call.
         kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
         is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
     except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)

@@ -242,6 +242,7 @@ def _may_be_joined(task: Task) -> bool:
 
 def _fence_told(task: Task, task_id: str) -> int:
     """The fence of the last run of this call that told its joiners to wait for a later attempt; 0 if none did."""
+    # A later run writes it again, so do not read it from a cache.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 

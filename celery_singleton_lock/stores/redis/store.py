@@ -325,6 +325,7 @@ class Store:
                 tries = 1
             else:
                 part.has_answered = True
+                # A refused script has done nothing, so ask again below, where refusals are handled.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
         inputs = [((key,), arguments)]

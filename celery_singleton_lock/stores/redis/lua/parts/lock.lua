@@ -4,8 +4,9 @@
 --   `<token>`           deadline of that holder. The field is `!<token>` once the holder was asked to stop.
 --   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
 --   `<place>:`          the grant: its moment, the fence minus that moment, ttl in milliseconds, pid, attempt,
---                       publication; then words. `no-result`: nobody else can read the holder's result. `ended`: the call
---                       has ended, although its run may go on. A value of more than 64 bytes doubles the memory of the hash.
+--                       publication; then words. Ignore unknown words. `no-result`: nobody else can read the holder's
+--                       result. `ended`: the call has ended, although its run may go on. A value of more than 64 bytes
+--                       doubles the memory of the hash.
 --   `<place>:i`         task id. `<place>:h` is the hostname.
 --   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
 --   `<place>:c`         a copy of the holder's message has come.

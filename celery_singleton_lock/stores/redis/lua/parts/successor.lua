@@ -77,7 +77,7 @@ local function newer_call(caller, queued, successor)
   return relation(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- The task id of a run that was published after the call.
+-- The task id of a run that was published after the call. No call yields to a `Lock`, which has no task id.
 local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
