@@ -83,7 +83,7 @@ class SingletonSchedulerMixin(Scheduler):
         noted = settings.store_of(self.app).slots(self._slots)
         for name, entry in schedule.items():
             slot = noted.pop(name, None) or self._begun(name, entry, now)
-            # Ours may be newer: its note failed, or the entry was removed and has come back.
+            # Our slot may be newer: its note failed, or the entry was removed and has come back.
             self._known[name] = max(slot, self._known.get(name, slot), key=lambda slot: slot.sent)
             entry.last_run_at = self._last_run(entry, self._known[name], now)
         for name in noted:

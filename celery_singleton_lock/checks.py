@@ -258,7 +258,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except StoreError as error:
-        # A refusal by the store is both errors, and asking again does not help.
+        # `StoreRefused` is both errors, and asking again does not help.
         if isinstance(error, ConfigurationError):
             raise
         text = (

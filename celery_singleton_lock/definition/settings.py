@@ -152,8 +152,7 @@ def _as_text(url: Any) -> str:
 def faults_in_names(task: Any) -> Iterator[str]:
     """Names in the classes of a task that look like an option and are none, or belong to another library.
 
-    The user's own are: what overrides an attribute of a base, and methods and properties, unless another library has a
-    method of that name.
+    Overrides of a base's attribute are allowed. So are methods and properties, unless named as another library's.
     """
     cls = task.__class__
     ours = options.base_in(cls).__mro__

@@ -80,7 +80,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # First, because a finished claim leaves a turn or a successor, even with a limit of 0.
+    # Join first: a finished claim would leave a turn or a successor, even with a limit of 0.
     if notes.joins and (ended := _end_as_joined(run)) is not None:
         return ended
     _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)

@@ -113,7 +113,7 @@ def has_result(task: Task, holder: Holder) -> bool:
     """The result of the holder's run is stored, or will be, where every process can read it."""
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
-    # A turn may be an item's.
+    # A turn may belong to a map's item, which has no result of its own.
     has_turn = holder.state is HolderState.WAITING
     # The result of a call that has ended may be deleted already.
     if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:

@@ -174,7 +174,7 @@ class Delivery:
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # When a worker received the message, on `clock()`. Infinite without a worker, so never long ago.
+    # When a worker received the message, on `clock()`. Without a worker: infinite, so its age is negative.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -289,7 +289,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 
 
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """The broker may have delivered the message elsewhere; if *late*, before it hears that the body has ended."""
+    """The broker may have redelivered the message; if *late*, may do so before the acknowledgement."""
     timeout = options.visibility_timeout
     age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)

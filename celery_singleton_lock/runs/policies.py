@@ -58,7 +58,7 @@ class Policy:
 
 
 def _skip(_: Run, conflict: Conflict) -> Refused:
-    # A result is read much later, so leave out the time left.
+    # Cut the time left: it is wrong by the time the result is read.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 

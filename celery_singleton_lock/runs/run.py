@@ -219,7 +219,7 @@ class Run:
     def store_revoked(self, error: CallRevoked) -> None:
         """Store the end as REVOKED, once the run holds nothing: a caller may publish the next call at once."""
         store_revoked(self.task, error)
-        # Celery sends none for a run that stores its own end. For a monitor, the run would go on for ever.
+        # Celery sends no event here, so a monitor would show the run as running for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
 
     def send_event(self, event: str, **facts: Any) -> None:
