@@ -281,6 +281,7 @@ class LockState:
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.
+        waiters: The same as `waiting`, under its name in `show --json`.
         cooldown_until: The end of its last cool-down, or None.
         problem: Why nothing else is known, or None.
     """
@@ -306,6 +307,10 @@ class LockState:
     @property
     def next(self) -> str | None:
         return self._marked(HolderState.NEXT)
+
+    @property
+    def waiters(self) -> int:
+        return self.waiting
 
     @property
     def cooldown_until(self) -> datetime | None:
