@@ -14,10 +14,10 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock import checks
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.definition import options
+from celery_singleton_lock.definition import keys, options
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -343,6 +343,10 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
 _WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
+_OF_OTHERS = (
+    "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
+    "singleton_lock_prefix"
+)
 _QUEUED = (
     "calls are queued for more than a minute though a worker is idle. Perhaps a rate_limit keeps them, or a busy "
     "worker has reserved them. Or a worker that had received them was killed, and the broker delivers them again, "
@@ -370,14 +374,22 @@ _UNTOLD = (
 
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
+    known = tasks_by_lock(app)
+    others = {row.name for row in rows if not (row.lock.problem or row.name.startswith(f"{keys.BEAT}."))}
     idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
     late = Counter[str]()
     for row in rows:
         if (row.queued_for or 0.0) > _QUEUED_LONG and not row.lock.holders:
             late[row.name] += any(each.queues is None or row.about.queue in (None, *each.queues) for each in idle)
     queued = [f"{name} ({count})" for name, count in late.most_common() if count]
-    pieces = {**_about_tasks(app, sum(worker.slots for worker in workers.values())), _QUEUED: queued}
+    pieces = {
+        **_about_tasks(app, sum(worker.slots for worker in workers.values())),
+        _OF_OTHERS: sorted(others - known.keys()),
+        _QUEUED: queued,
+    }
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
+    if app.conf.task_always_eager and known:
+        texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     # Celery recognises secret settings by their names, and does not mask this one.
     if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)

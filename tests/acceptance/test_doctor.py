@@ -555,6 +555,7 @@ SURPRISES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ({"lock_queue_ttl": 5, "lock_on_conflict": "replace"}, {}, ()),
     ({"lock_min_hold_on_failure": False}, {}, ("task (lock_min_hold_on_failure beside no lock_min_hold)",)),
     ({"lock_min_hold_on_failure": False, "lock_min_hold": 5}, {}, ()),
+    ({}, {"task_always_eager": True}, ("task_always_eager",)),
 ]
 
 
@@ -589,3 +590,14 @@ def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it
 def reported(env: dict[str, str], *command: str) -> str:
     done = subprocess.run([*CELERY, *command], env={**os.environ, **env}, capture_output=True, text=True, check=True)
     return done.stdout + done.stderr
+
+
+def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
+    store = store_from_url(own.url)
+    for name in ("task", "celery.beat.shop", "somebody"):
+        store.acquire(Claim(f"singleton:v3:{{{name}:00}}", "a", 60.0))
+    store.close()
+
+    (said,) = examined(app_of(own.url), *AT_LEISURE).advice
+
+    assert said.endswith("singleton_lock_prefix: somebody")
