@@ -18,11 +18,12 @@ from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import StartStopStep, Step
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from celery.worker.control import inspect_command
 from celery.worker.request import Request
 
-from celery_singleton_lock.checks import check_worker, try_store
+from celery_singleton_lock.checks import check_beat, check_worker, try_store
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.definition.settings import open_store, store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
@@ -53,9 +54,22 @@ class Start(Step):
 
     requires = ("celery.worker.components:Pool",)
 
-    def __init__(self, worker: Any, **kwargs: Any) -> None:
+    def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
         check_worker(worker.app, worker.pool_cls)
-        super().__init__(worker, **kwargs)
+        # A beat in a worker could only end itself, and the worker would go on without it.
+        if beat and _has_our_scheduler(worker):
+            check_beat(worker.app, has_lease=True)
+        super().__init__(worker, beat=beat, **kwargs)
+
+
+def _has_our_scheduler(worker: Any) -> bool:
+    from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
+
+    # Celery itself reports a scheduler that cannot be imported.
+    with suppress(ImportError, AttributeError):
+        aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+        return issubclass(symbol_by_name(worker.scheduler, aliases), SingletonSchedulerMixin)
+    return False
 
 
 @inspect_command()

@@ -133,6 +133,25 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
     assert len(lines) == 10
 
 
+@pytest.mark.parametrize(
+    ("tasks", "settings", "fault"),
+    [
+        ("[]", {"singleton_lock_url": "nowhere://"}, "singleton_lock_url"),
+        ("[{}]", {"singleton_lock_url": "memory://"}, "each beat would lead with locks of its own"),
+        ("[]", {"singleton_beat_ttl": 0}, "singleton_beat_ttl=0"),
+    ],
+)
+def test_a_worker_ends_if_the_beat_in_it_could_not_lead(
+    started: Callable[..., Starting], valkey: Server, tmp_path: Path, tasks: str, settings: dict[str, Any], fault: str
+) -> None:
+    env = {"TEST_TASKS": tasks, "TEST_SETTINGS": json.dumps(settings)}
+    command = ("worker", "--pool", "threads", "--concurrency", "1", "--beat", *OURS)
+
+    lines = started(env, *command, "--schedule", str(tmp_path / "schedule")).refused()
+
+    assert [line for line in lines if fault in line], lines
+
+
 def test_celerys_own_beat_is_refused_with_a_faulty_task(beat: Callable[..., Starting], valkey: Server) -> None:
     env = env_of({"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
 
