@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
-        holders = [holder for holder in lock.holders if name in (None, _name_of(holder))]
+        holders = [each for each in lock.holders if name in (None, each.task_id, worker_of(each.hostname, each.pid))]
         # A cool-down after a run is not dropped by the name of its call.
         marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
         states = {each.state for each in marks}

@@ -481,9 +481,13 @@ def test_one_of_several_holders_is_meant_by_its_name(operate: Operate, store: St
     for name in ("id-b", "web:9"):
         plan = json.loads(operate("break", key, "--holder", name, "--dry-run", "--json").stdout)
         assert plan["asked"] == [name]
+    # As `list` shows the process of a call.
+    store.acquire(Claim(key, "d", 30.0, 4, Facts("id-d", hostname="w1@web", pid=10)))
+    plan = json.loads(operate("break", key, "--holder", "w1@web:10", "--dry-run", "--json").stdout)
+    assert plan["asked"] == ["id-d"]
     operate("break", key, "--holder", "id-b", "--yes", "--force")
 
-    assert sorted(holder.token for holder in store.holders(key)) == ["a", "c"]
+    assert sorted(holder.token for holder in store.holders(key)) == ["a", "c", "d"]
     assert "does not hold" in operate("break", key, "--holder", "id-b", "--yes", code=NO).stderr
 
 
