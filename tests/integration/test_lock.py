@@ -85,6 +85,9 @@ def test_a_block_that_a_signal_kept_from_beginning_keeps_nobody_out_for_longer_t
         except InterruptedError:
             monkeypatch.undo()
 
+    with Lock("stock", url=url):
+        # The first request to a store in memory leaves a cycle, which would keep the lease until a collection.
+        pass
     interrupted()
     assert holders(url, Lock("stock", url=url)) == 1
     until(lambda: holders(url, Lock("stock", url=url)) == 0, "its lease has run out", timeout=5)
