@@ -173,7 +173,7 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    # A beat in a worker could only end itself, and the worker would go on without it.
+    # `doctor` and Django run without a beat, and would pass over a wrong value.
     written = {"singleton_beat_name": keys.beat_key_of, "singleton_beat_ttl": options.beat_ttl_of}
     of_beat = [partial(check, app) for name, check in written.items() if options.setting(app, name) is not None]
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]

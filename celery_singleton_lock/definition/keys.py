@@ -26,7 +26,7 @@ from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
-from celery_singleton_lock.definition.options import KeyChoice, given, option_of, prefix_of, setting
+from celery_singleton_lock.definition.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
 
@@ -109,8 +109,7 @@ def start_of_keys(prefix: str) -> str:
 
 
 def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) -> str:
-    # The listener cannot send a lone surrogate, and would hear of no other lock of the process either.
-    if not isinstance(name, str) or not 0 < len(name) <= longest or name != name.encode(errors="replace").decode():
+    if not isinstance(name, str) or not 0 < len(name) <= longest or not is_unicode(name):
         raise ConfigurationError(
             f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
         )

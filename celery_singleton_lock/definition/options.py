@@ -309,6 +309,11 @@ def broker_delays(app: Celery) -> bool:
     return _delaying[app]
 
 
+def is_unicode(text: str) -> bool:
+    """False for a text that the listener cannot send: it would hear of no other lock of the process either."""
+    return text == text.encode(errors="replace").decode()
+
+
 def prefix_of(app: Celery) -> str:
     """The prefix of the app's keys; by default it begins with the `global_keyprefix` of the results or the broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
@@ -317,9 +322,7 @@ def prefix_of(app: Celery) -> str:
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
         # In a cluster, the first braces of a key are its hash tag.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
-    # The listener cannot send a lone surrogate.
-    is_sent = isinstance(prefix, str) and prefix == prefix.encode(errors="replace").decode()
-    if not isinstance(prefix, str) or not is_sent or not prefix or "{" in prefix or "}" in prefix:
+    if not isinstance(prefix, str) or not is_unicode(prefix) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
             f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces that UTF-8 can encode, such "
             f"as {_DEFAULT_PREFIX!r}"
