@@ -5,7 +5,6 @@ slot as sent. The next leader goes on from there: a slot that came due in betwee
 claimed, but not noted as sent, is sent again, with the same task id.
 """
 
-import logging
 import os
 import socket
 import time
@@ -69,7 +68,7 @@ class SingletonSchedulerMixin(Scheduler):
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
             if self._logs_again():
-                log.write(logging.WARNING, "beat.unanswered", "%s", error)
+                log.warning("beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
         # See a loss of the lease before another beat may lead.
@@ -106,7 +105,7 @@ class SingletonSchedulerMixin(Scheduler):
         except StoreError as error:
             if self._logs_again():
                 due = _due_of(entry).isoformat()
-                log.write(logging.WARNING, "beat.unanswered", "%s", error, entry=entry.name, due=due)
+                log.warning("beat.unanswered", "%s", error, entry=entry.name, due=due)
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
@@ -115,7 +114,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
             due = _due_of(entry).isoformat()
-            log.write(logging.INFO, "beat.sent", "by another beat", entry=entry.name, due=due)
+            log.info("beat.sent", "by another beat", entry=entry.name, due=due)
             return
         self._messages = self._failures = 0
         due = _moment(slot.due).isoformat()
@@ -126,13 +125,13 @@ class SingletonSchedulerMixin(Scheduler):
             self._slot = None
         if self._failures:
             text = "%d of %d messages", self._failures, self._messages
-            log.write(logging.WARNING, "beat.publish_failed", *text, entry=entry.name, due=due)
+            log.warning("beat.publish_failed", *text, entry=entry.name, due=due)
             return
         self._known[entry.name] = sent
         try:
             self._note(sent)
         except StoreError as error:
-            log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
+            log.warning("beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
         """As Celery's, but count failures, which Celery only logs."""
@@ -211,7 +210,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = lease
         self._follows = 0
         self._heap = None
-        log.write(logging.INFO, "beat.leads", key=lease.key, fence=self._fence, took_over=lease.grant.took_over)
+        log.info("beat.leads", key=lease.key, fence=self._fence, took_over=lease.grant.took_over)
         return True
 
     def _stand_by(self, leader: Holder) -> None:
@@ -221,7 +220,7 @@ class SingletonSchedulerMixin(Scheduler):
             self._follows = leader.fence
             # Beats may read a schedule that they share at different moments.
             self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
-            log.write(logging.INFO, "beat.stands_by", **who, since=leader.acquired_at.isoformat())
+            log.info("beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if not self._compares:
             return
         slots = settings.store_of(self.app).slots(self._slots)
@@ -235,7 +234,7 @@ class SingletonSchedulerMixin(Scheduler):
                 "different names by singleton_beat_name, and end the beats of an old release"
             )
             only = [", ".join(sorted(names)) or "nothing" for names in (theirs - ours, ours - theirs)]
-            log.write(logging.WARNING, "beat.differs", text, *only, **who)
+            log.warning("beat.differs", text, *only, **who)
 
     def _give_up(self) -> None:
         if self._lease is not None and self._lease.unreleased:

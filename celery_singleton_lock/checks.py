@@ -1,7 +1,6 @@
 """Checks that refuse a task when it is made, and end a worker or a beat before its first task."""
 
 import inspect
-import logging
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing
 from functools import partial
@@ -106,13 +105,13 @@ def _names_in(code: CodeType) -> set[str]:
 
 def check_worker(app: Celery, pool: type) -> None:
     for text in without_base(app):
-        log.write(logging.WARNING, "lock.no_base", "%s", text)
+        log.warning("lock.no_base", "%s", text)
     _checked.add(app)
     if options.lockable(app):
         faults = faults_with(app, pool, app.amqp.queues.consume_from) + faults_of(app)
         _end_if_faulty(faults + _faults_in(app, partial(_check_store, app)))
     for text in never_awaited(app):
-        log.write(logging.WARNING, "lock.async_body", "%s", text)
+        log.warning("lock.async_body", "%s", text)
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
@@ -266,7 +265,7 @@ def _check_store(app: Celery) -> None:
             "lock_on_store_error decides what happens to each task"
         )
         told = text, BOUND, error.problem, options.as_set(app, "singleton_lock_url")
-        log.write(logging.ERROR, "lock.store_unreachable", *told, store=error.store)
+        log.error("lock.store_unreachable", *told, store=error.store)
 
 
 def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
@@ -279,13 +278,13 @@ def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
         except Exception:  # noqa: BLE001 (the log tells)
             # A router or a provider of passwords may work the next time.
             text = "a part of the check has failed, and the rest continues"
-            log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
+            log.error("lock.check_failed", text, exc_info=True)
     return list(faults)
 
 
 def _end_if_faulty(faults: list[str]) -> None:
     for fault in dict.fromkeys(faults):
-        log.write(logging.CRITICAL, "lock.misconfigured", "%s", fault)
+        log.critical("lock.misconfigured", "%s", fault)
     if faults:
         # For another error Celery would log a traceback.
         raise SystemExit(EX_FAILURE)

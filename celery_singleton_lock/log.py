@@ -1,6 +1,7 @@
 """The log: each line is an event, its fields and some words, and its record has the fields as attributes too."""
 
 import logging
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,22 +52,31 @@ class Log(logging.Filter):
         extra = {_ATTRIBUTES.get(name, name): value for name, value in told.items()} | {"lock_event": event}
         logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)
 
+    debug = partialmethod(write, logging.DEBUG)
+    info = partialmethod(write, logging.INFO)
+    warning = partialmethod(write, logging.WARNING)
+    error = partialmethod(write, logging.ERROR)
+    critical = partialmethod(write, logging.CRITICAL)
+
     def filter(self, record: logging.LogRecord) -> bool:
         """Escape characters that would begin a new line."""
         if isinstance(record.args, tuple):
             record.args = tuple(map(_on_one_line, record.args))
         return True
 
-    def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
-        """Report the holder that is in the way of a call, and the outcome of that call."""
+    def tell_of_conflict(
+        self, key: str, task_id: str | None, holder: "Holder", outcome: str, *, is_first: bool = True
+    ) -> None:
+        """Report the holder that is in the way of a call, and the outcome of that call; later refusals at DEBUG."""
         its: dict[str, Any] = {"state": holder.state_in_log, "age": holder.age, "remaining": holder.expires_in}
+        level = logging.INFO if is_first else logging.DEBUG
         self.write(level, "lock.conflict", key=key, task_id=task_id, holder=holder.task_id, **its, outcome=outcome)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
         """Report a holder that ended without a release, and what is *known* of its end."""
         self.note_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
-        self.write(logging.WARNING, "lock.holder_died", known, key=key, **who)
+        self.warning("lock.holder_died", known, key=key, **who)
 
 
 def _form_of(name: str, value: Any) -> str:

@@ -1,6 +1,5 @@
 """Publishing a call: attach our notes, and in a queue mode look for an equal call first."""
 
-import logging
 import os
 import socket
 import time
@@ -174,7 +173,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         sent = send(**noted)
         if problem and wanted.unique_in_queue:
             text = "no lock key can be made (%s)"
-            log.write(logging.WARNING, "lock.unmarked", text, problem, task=task.name, task_id=sent.id)
+            log.warning("lock.unmarked", text, problem, task=task.name, task_id=sent.id)
         return sent
     # A main process makes no label, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
@@ -294,7 +293,7 @@ class _QueuedCall:
         part = self.store.part_of(self.key)
         silence = _silences.get(part) if _silences else None
         if silence is not None and clock() < silence[0]:
-            self._allow_unmarked(StoreError(*silence[1:]), logging.INFO)
+            self._allow_unmarked(StoreError(*silence[1:]), log.info)
             return None
         try:
             return self._request_mark()
@@ -307,7 +306,7 @@ class _QueuedCall:
             # the cool-down that its first publishing has begun.
             ends = {"ends_cooldown": not self.is_retry, "may_arrive": True, "in_background": True}
             endings.unmark(self.store, self.key, self.task_id, **ends)
-            self._allow_unmarked(error, logging.WARNING)
+            self._allow_unmarked(error, log.warning)
         return None
 
     def _request_mark(self) -> Holder | None:
@@ -335,10 +334,10 @@ class _QueuedCall:
             options.update(countdown=max(0.0, due_in - answer.sooner), eta=None)
         return None
 
-    def _allow_unmarked(self, error: StoreError, level: int) -> None:
+    def _allow_unmarked(self, error: StoreError, write: Callable[..., None]) -> None:
         policy = self.wanted.on_store_error
         outcome = "raised" if policy == "raise" and not self.sent else "published"
-        log.write(level, "lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
+        write("lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
         count(self.store, self.key, "unanswered", self.task.name, policy)
         note(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))
         if outcome == "raised":
@@ -374,11 +373,11 @@ class _QueuedCall:
         try:
             self.task.backend.store_result(self.task_id, self._revoked(found.task_id), states.REVOKED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
+            log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def _report_unpublished(self, found: Holder) -> None:
         name = self.task.name
-        log.tell_of_conflict(logging.INFO, self.key, None, found, "unpublished")
+        log.tell_of_conflict(self.key, None, found, "unpublished")
         count(self.store, self.key, "conflicts", name, "unpublished")
         # An id that was made here is not reported: the caller has never seen it.
         call = _facts_of(self.task_id if self.has_own_id else "", self.label)

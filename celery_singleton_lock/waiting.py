@@ -5,7 +5,6 @@ message waits here at once if other calls of its key are in this worker, because
 refused. Then the line asks for the turn.
 """
 
-import logging
 import socket
 import threading
 import time
@@ -303,7 +302,7 @@ class RequestInTurn(SingletonRequest):
     def report(self, conflict: Conflict, call_soon: Callable[..., object]) -> None:
         """Report the conflict as its run would, but send no signal, because receivers are the user's code."""
         key, holder, outcome = conflict.key, conflict.first, "rescheduled"
-        log.tell_of_conflict(logging.INFO, key, text_of(self.id), holder, outcome)
+        log.tell_of_conflict(key, text_of(self.id), holder, outcome)
         count(store_of(self.app), key, "conflicts", self.task.name, outcome)
         if self._request_dict[DELIVERY][2]:
             call_soon(self.send_event, "lock-conflict", key=key, holder=holder.task_id, outcome=outcome)

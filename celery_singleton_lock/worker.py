@@ -4,7 +4,6 @@ It makes the token of each run, which travels with the request. So it can releas
 and renew the lease of a child whose body lets no other thread run.
 """
 
-import logging
 import os
 import time
 from collections.abc import Callable, Hashable
@@ -383,7 +382,7 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
             except SingletonLockError as error:
                 silent[part] = error
         text = "a copy of it may run: %s"
-        log.write(logging.WARNING, "lock.done_marker_failed", text, silent[part], key=lease.key, task_id=request.id)
+        log.warning("lock.done_marker_failed", text, silent[part], key=lease.key, task_id=request.id)
 
 
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:

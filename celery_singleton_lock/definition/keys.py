@@ -9,7 +9,6 @@ Workers of two releases must agree on the format, so a change needs a new versio
 
 import hashlib
 import inspect
-import logging
 import re
 import string
 import types
@@ -373,7 +372,7 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"
         text = "lock_label fails for this call (%.200s)"
-        log.write(logging.WARNING, "lock.label_failed", text, why, key=key, task_id=task_id)
+        log.warning("lock.label_failed", text, why, key=key, task_id=task_id)
         return ""
     log.note_label(task_id, label)
     return label

@@ -1,6 +1,5 @@
 """A thread for calls that may block and must hold up no renewal: repeated releases, receivers of signals, the log."""
 
-import logging
 import os
 from _queue import Empty, SimpleQueue
 from collections.abc import Callable
@@ -62,7 +61,7 @@ class Background(DaemonThread):
             try:
                 call()
             except Exception:  # noqa: BLE001 (the thread must go on; the log tells)
-                log.write(logging.ERROR, "lock.bug", "the thread goes on", where="background", exc_info=True)
+                log.error("lock.bug", "the thread goes on", where="background", exc_info=True)
         return True
 
     def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:

@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import logging
 import os
 import threading
 from bisect import bisect_right
@@ -113,7 +112,7 @@ class Counters:
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept and sent with the next"
                 why = getattr(error, "problem", error)
-                log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
+                log.info("lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
         # Grouped, because a busy process counts the same few events thousands of times.

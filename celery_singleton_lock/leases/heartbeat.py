@@ -1,6 +1,5 @@
 """The renewal of every lease that a process holds."""
 
-import logging
 import os
 from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
@@ -105,7 +104,7 @@ class RenewalThread(DaemonThread):
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (the thread must go on; the log tells)
-            self._log(logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
+            self._log(log.error, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
             with suppress(Empty):
                 self._wakes.get(timeout=1.0)
         return True
@@ -138,10 +137,10 @@ class RenewalThread(DaemonThread):
                 holding.is_unsure = True
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
             if not isinstance(error, StoreError):
-                self._log(logging.ERROR, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
+                self._log(log.error, "lock.bug", "the thread goes on", where="heartbeat", exc_info=error)
             for one in [each for each in holdings if each.is_kept][:_MOST_LINES]:
                 told = {"key": one.key, "task_id": one.task_id, "remaining": one.time_left, "leases": len(holdings)}
-                self._log(logging.WARNING, "lock.renewal_failed", "%s", error, **told)
+                self._log(log.warning, "lock.renewal_failed", "%s", error, **told)
             return
         for holding, answer in zip(holdings, answers, strict=True):
             if holding.is_kept and (reason := holding.answered(answer, sent_at)) is not None:
@@ -152,9 +151,9 @@ class RenewalThread(DaemonThread):
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
 
-    def _log(self, *line: Any, **fields: Any) -> None:
+    def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
         # In the background: a handler of the log may block, and renewals would be late.
-        self._call(partial(background.submit, partial(log.write, *line, **fields)))
+        self._call(partial(background.submit, partial(write, *line, **fields)))
 
     def _call(self, call: Callable[[], object]) -> None:
         if self._greenlet is None:
@@ -201,13 +200,13 @@ def tell_late(late: "dict[Holding, float]") -> None:
     for number, (one, seconds) in enumerate(late.items()):
         if number < _MOST_LINES:
             told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
-            background.submit(partial(log.write, logging.WARNING, "lock.late", text, **told))
+            background.submit(partial(log.warning, "lock.late", text, **told))
         count(one.store, one.key, "late", one.task_name)
 
 
 def _report_step(address: str, seconds: float) -> None:
     text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-    background.submit(partial(log.write, logging.WARNING, "lock.clock", text, store=address, step=seconds))
+    background.submit(partial(log.warning, "lock.clock", text, store=address, step=seconds))
 
 
 heartbeat = Heartbeat()

@@ -311,9 +311,9 @@ class Holding:
                 note(self.store, self.key, "lost", reason, self.task_name, self.claim.facts)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
-            level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
+            write = log.info if reason in REASONS_TO_STOP else log.error
             who: dict[str, Any] = {"key": self.key, "task_id": self.task_id}
-            background.submit(partial(log.write, level, "lock.lost", **who, reason=reason))
+            background.submit(partial(write, "lock.lost", **who, reason=reason))
             if is_killed:
                 background.submit(self._die)
 
@@ -355,7 +355,7 @@ class Holding:
                 self.report_lost(answer.lost)
             return
         if logger.isEnabledFor(logging.DEBUG):
-            log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
+            log.debug("lock.released", key=self.key, task_id=self.task_id)
         if self._is_reported:
             counters.add(self.store, self.key, "held", self.task_name, "", self._stopped_at - self.grant.sent_at)
             if signals.lock_released.receivers:
@@ -370,7 +370,7 @@ class Holding:
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)
         except StoreError as error:
-            log.write(logging.WARNING, "lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
+            log.warning("lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
             if answer is UNANSWERED:
                 # A time limit may have interrupted the release above before its end.

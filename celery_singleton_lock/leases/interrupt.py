@@ -12,7 +12,6 @@ import asyncio
 import ctypes
 import gc
 import importlib
-import logging
 import mmap
 import os
 import signal
@@ -191,7 +190,7 @@ class Interrupt:
         if self._thread is not None and self._error is not None:
             who = {"key": self._error.key, "task_id": self._lease.task_id, "reason": self._error.reason}
             why = "it has caught its interruption" if self.delivered else "nothing could be raised in it yet"
-            log.write(logging.WARNING, "lock.goes_on", "the body goes on after it was to end: %s", why, **who)
+            log.warning("lock.goes_on", "the body goes on after it was to end: %s", why, **who)
 
 
 def _loops_that_run() -> Iterator[Loop]:

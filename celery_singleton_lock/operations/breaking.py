@@ -1,6 +1,5 @@
 """Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks and turns."""
 
-import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +73,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     tokens = [holder.token for holder in plan.holders]
     asked, dropped = locks.inventory.break_lock(plan.key, tokens, by, marks=marks, force=force)
     for holder in asked:
-        log.write(logging.INFO, "lock.broken", key=plan.key, task_id=holder.task_id, by=by, force=force)
+        log.info("lock.broken", key=plan.key, task_id=holder.task_id, by=by, force=force)
     if plan.name is not None and plan.dropped:
         locks.store.unmark(plan.key, plan.name)
         for turn in plan.turns:

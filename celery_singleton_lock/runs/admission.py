@@ -1,6 +1,5 @@
 """Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -135,7 +134,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
 
 
 def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
-    log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
+    log.info("lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
     run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
     answer = run.lease.wait(seconds)
     if isinstance(answer, Grant):
@@ -301,7 +300,7 @@ def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = Fals
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
     # A call that asks again every few seconds is reported once.
     is_first = outcome not in _POLLS or not (run.notes.refused_at or run.notes.joins)
-    log.tell_of_conflict(logging.INFO if is_first else logging.DEBUG, run.key, run.task_id, holder, outcome)
+    log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
         note(run.store, run.key, "conflict", outcome, run.task.name, run.claim.facts, holder.task_id)
@@ -319,8 +318,8 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         outcome = "raised"
         error = StoreError(error.store, f"{error.problem}; {why}")
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
-    level = logging.INFO if was_told_before else logging.WARNING
-    log.write(level, "lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
+    write = log.info if was_told_before else log.warning
+    write("lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     if not was_told_before:
         note(run.store, run.key, "unanswered", outcome, run.task.name, run.claim.facts)

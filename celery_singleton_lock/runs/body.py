@@ -1,7 +1,6 @@
 """The body of a run, and how it ends."""
 
 import inspect
-import logging
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as ThreadsCancelledError
@@ -50,7 +49,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
                 # `lock_on_lost` is `warn`, or the body has caught the error.
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
-                log.write(logging.ERROR, "lock.finished_without_lease", text, **told)
+                log.error("lock.finished_without_lease", text, **told)
             return result
     return _preempted(run, reason).unwrap()
 
@@ -62,7 +61,7 @@ def _give_back_locks(run: Run, before: KnownHolds) -> None:
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
                 text = "the body ended without releasing this Lock"
-                log.write(logging.WARNING, "lock.left_held", text, key=hold.lease.key, task_id=run.task_id)
+                log.warning("lock.left_held", text, key=hold.lease.key, task_id=run.task_id)
             give_back(hold)
 
 
@@ -154,9 +153,9 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
             run.store.mark_done(run.stored_retry, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.stored_retry, run.task_id)
     except StoreError as error:
-        log.write(logging.WARNING, "lock.successor_unknown", "%s", error, key=run.key, task_id=run.task_id)
+        log.warning("lock.successor_unknown", "%s", error, key=run.key, task_id=run.task_id)
     if is_broken:
-        log.write(logging.WARNING, "lock.broken", key=run.key, task_id=run.task_id, by=by)
+        log.warning("lock.broken", key=run.key, task_id=run.task_id, by=by)
         return run.revoked(f"lock key={run.key}: broken by {by}", "broken", None)
     return run.revoked(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
 
@@ -185,7 +184,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
         if options.on_store_error == "raise":
             raise
         told = {"key": run.key, "task_id": run.task_id, "outcome": "published"}
-        log.write(logging.WARNING, "lock.unanswered", "%s", error, **told)
+        log.warning("lock.unanswered", "%s", error, **told)
     message = vars(task.request)
     message[WORKFLOWS] = [*workflows_of(message), [run.key, run.task_id]]
     try:

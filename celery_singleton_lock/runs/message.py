@@ -4,7 +4,6 @@ Celery makes each header an attribute of the request. A header named `headers`, 
 the others in `request.headers`.
 """
 
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -355,7 +354,7 @@ def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
                     raise
                 time.sleep(_PAUSE)
     except Exception as error:
-        log.write(logging.ERROR, "lock.publish_failed", "%s", error, key=run.key, task_id=request.id)
+        log.error("lock.publish_failed", "%s", error, key=run.key, task_id=request.id)
         if task.acks_late and isinstance(error, OperationalError):
             run.was_passed_on = True
             raise Reject(error, requeue=True) from error

@@ -1,6 +1,5 @@
 """A policy decides what becomes of a run that finds its key held. `runs/admission.py` carries that out."""
 
-import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -228,7 +227,7 @@ def _tell_joiners(run: Run) -> None:
             # A later run of the call may overwrite STARTED with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
+            log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
 
 def _may_be_joined(task: Task) -> bool:

@@ -14,7 +14,6 @@ A run goes through these phases, and only forward:
 A run is ENDED while its done marker does not say yet that the result is stored.
 """
 
-import logging
 import os
 import socket
 from collections.abc import Callable
@@ -209,7 +208,7 @@ class Run:
         except raises:
             raise
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
+            log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
         """End as REVOKED. An item returns None to its map, and a member of a chord to the body, which waits for it."""
@@ -228,7 +227,7 @@ class Run:
         try:
             self.task.send_event(event, **facts)
         except OperationalError as error:
-            log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
+            log.warning("lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
         """Raise `LockLost` if the run was asked to stop: a retry or replacement would go on with its work."""
@@ -288,7 +287,7 @@ class Run:
                 return
             except StoreError as error:
                 text = "until the marker is written in the background, a copy of this message may run: %s"
-                log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
+                log.warning("lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
         background.submit(PendingRelease(self.store, self.key, clock() + ending.kept, mark))
 
     def unmark(self) -> None:

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import logging
 import os
 import re
 import tomllib
@@ -369,7 +370,8 @@ def lines_in(function: ast.FunctionDef) -> Iterator[Line]:
             [each.value for each in node.args if isinstance(each, ast.Constant)] if isinstance(node, ast.Call) else []
         )
         if texts and re.fullmatch(r"(lock|beat)\.\w+", str(texts[0])) and isinstance(node, ast.Call):
-            level = next((each.attr for each in node.args if getattr(each, "attr", "").isupper()), None)
+            written = [getattr(each, "attr", "").upper() for each in (node.func, *node.args)]
+            level = next((name for name in written if name in logging.getLevelNamesMapping()), None)
             fields = list[str]()
             for each in node.keywords:
                 fields += [each.arg] if each.arg else fields_of(each.value, dicts)

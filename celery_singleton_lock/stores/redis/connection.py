@@ -1,7 +1,6 @@
 """Connections of redis-py: each request has a deadline, and waits for no other request."""
 
 import inspect
-import logging
 import re
 import socket
 import ssl
@@ -246,7 +245,7 @@ class Connections:
     def tell_of_move(self, before: Address, after: Address | None) -> None:
         text = "this process uses the new master from now on"
         servers = {"master": where(after) if after else None, "before": where(before)}
-        log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
+        log.warning("lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
         """Close an idle connection if there are several: otherwise those of a burst of requests would stay open."""

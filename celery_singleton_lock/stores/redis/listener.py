@@ -1,6 +1,5 @@
 """Listens to any number of channels of a store, on one connection to each of its servers."""
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -133,7 +132,7 @@ class Listener(DaemonThread):
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
-        self._log(partial(log.write, logging.ERROR, "lock.bug", "the thread goes on", where="listener", exc_info=error))
+        self._log(partial(log.error, "lock.bug", "the thread goes on", where="listener", exc_info=error))
 
     def _step(self) -> bool:
         with self._alone:
@@ -249,7 +248,7 @@ class Listener(DaemonThread):
             text = "%s; whoever waits looks from time to time instead: %s"
             told = text, problem_of(error), advice_about(error, self._servers.part.user)
             address = self._servers.address
-            self._log(partial(log.write, logging.WARNING, "lock.not_subscribed", *told, store=address))
+            self._log(partial(log.warning, "lock.not_subscribed", *told, store=address))
         self._tell(channel, DEAF)
 
     def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
