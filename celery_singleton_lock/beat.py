@@ -21,11 +21,10 @@ from celery.utils.time import maybe_make_aware
 from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.leases.holding import Holding
-from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot, new_token
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5

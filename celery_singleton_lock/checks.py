@@ -16,9 +16,9 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import why_unreadable
+from celery_singleton_lock.stores.records import new_token
 from celery_singleton_lock.stores.redis.inventory import TRIAL, Inventory
 
 BOUND = 1.0

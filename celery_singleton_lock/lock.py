@@ -20,24 +20,11 @@ from celery_singleton_lock.definition.options import Duration, count, flag, give
 from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.holding import Holding
-from celery_singleton_lock.leases.lease import (
-    Hold,
-    Lease,
-    acquire_in_loop,
-    forget,
-    give_back,
-    holds,
-    is_undone,
-    known_holds,
-    new_token,
-    release_in_loop,
-    release_soon,
-    running_loop,
-)
+from celery_singleton_lock.leases.lease import Hold, Lease, acquire_in_loop, is_undone, known_holds, release_in_loop
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict, new_token
 from celery_singleton_lock.stores.redis.store import Store
-from celery_singleton_lock.stores.threads import waits_stop_greenlets
+from celery_singleton_lock.stores.threads import running_loop, waits_stop_greenlets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,12 +122,12 @@ class Lock:
         try:
             hold = self._leave(statement, error_type)
             if hold is not None:
-                give_back(hold)
+                hold.give_back()
         except BaseException:
             # A signal handler may raise anywhere above.
             hold = hold or self._block_left_by(statement)
             if hold is not None:
-                give_back(hold)
+                hold.give_back()
             raise
         return False
 
@@ -159,11 +146,9 @@ class Lock:
     async def _exit(self, statement: object, error_type: object) -> Literal[False]:
         hold = self._leave(statement, error_type)
         if hold is not None:
-            forget(hold)
-            if hold.lasts and error_type is GeneratorExit:
-                release_soon(hold.lease)
-            elif hold.lasts:
-                await release_in_loop(hold.lease)
+            hold.forget()
+            if hold.lasts:
+                await release_in_loop(hold.lease, may_wait=error_type is not GeneratorExit)
         return False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -262,7 +247,7 @@ class Lock:
             return self._taken(hold, answer)
         except BaseException:
             # A signal handler may have raised after the grant.
-            give_back(hold)
+            hold.give_back()
             raise
 
     async def _take_in_loop(self, patience: float | None, statement: object = None) -> Lease | Conflict:
@@ -270,7 +255,7 @@ class Lock:
         try:
             answer = await acquire_in_loop(hold.lease, patience) if hold.takes == 1 else None
         except BaseException:
-            forget(hold)
+            hold.forget()
             raise
         return self._taken(hold, answer)
 
@@ -279,13 +264,12 @@ class Lock:
         is_again = latest is not None and latest.lease.time_left > 0
         lease = latest.lease if latest is not None and is_again else self._new_lease()
         hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
-        lasting = [known for known in holds.get() if (other := known()) is not None and other.lasts]
-        holds.set((*lasting, (lambda: hold) if statement is None else ref(hold)))
+        hold.remember()
         return hold
 
     def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | Conflict:
         if isinstance(answer, Conflict):
-            give_back(hold)
+            hold.give_back()
             return answer
         if hold.takes > 1:
             hold.lease.takes += 1

@@ -30,7 +30,6 @@ from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import has_fired
-from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
@@ -39,7 +38,7 @@ from celery_singleton_lock.runs.endings import final_result, unmark
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, text_of
 from celery_singleton_lock.runs.run import claim_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
 # A child renews every third of a ttl. After ttl / _LATE without a renewal it needs help.

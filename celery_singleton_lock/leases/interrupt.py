@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from celery_singleton_lock.errors import ConfigurationError, LockLost, LostReason
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.leases.lease import current, running_loop
+from celery_singleton_lock.leases.lease import current
 from celery_singleton_lock.log import log
-from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
-from celery_singleton_lock.stores.threads import current as current_greenlet
+from celery_singleton_lock.stores.threads import call_soon, current_greenlet, hub, patched_by, running_loop
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -67,9 +66,6 @@ class Interrupt:
     _hub: Any = None
     _outer_loop: Loop | None = None
     _error: LockLost | None = None
-    _lease: "Holding"
-    _guard: threading.Lock
-    _cancelled_in: set[Loop]
 
     def __enter__(self) -> None:
         self._guard = threading.Lock()
@@ -100,7 +96,7 @@ class Interrupt:
                 return
             self._lease = lease
             self._error = LockLost(lease.key, reason)
-            self._cancelled_in = set()
+            self._cancelled_in = set[Loop]()
             if self._greenlet is not None:
                 call_soon(self._hub, self.deliver)
             else:

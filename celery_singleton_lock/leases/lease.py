@@ -3,17 +3,17 @@
 import asyncio
 import os
 import threading
-from binascii import b2a_base64
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from celery_singleton_lock.errors import LostReason, SingletonLockError, StoreError
+from celery_singleton_lock.errors import LostReason, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.line import pause_after, pause_before
 from celery_singleton_lock.stores.clock import clock
@@ -28,12 +28,6 @@ T = TypeVar("T")
 _THREADS = 8
 # By pid: after a fork, the threads are the parent's.
 _pools: dict[int, ThreadPoolExecutor] = {}
-_SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
-
-
-def new_token() -> str:
-    # No batch is read ahead: a forked process, or a restored snapshot, would use the same tokens again.
-    return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
 class Lease:
@@ -118,9 +112,6 @@ def task_id_of(lease: Lease) -> str | None:
     return lease._holding.task_id  # noqa: SLF001 (it is this library's)
 
 
-# The public function raises without a loop, which is slow.
-running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
-
 # The leases under which the calling code runs, and those that it has taken through a `Lock`.
 
 # Weak references, because contexts are copied and outlive the bodies for which they were made.
@@ -159,12 +150,27 @@ class Hold:
         """Released neither by the lock nor by the lease."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
+    def remember(self) -> None:
+        # If a signal raises between the grant and a `with` block, nobody gives the lease back. So only the `Lock` keeps
+        # the hold of a block alive, and the lease runs out.
+        known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
+        holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
+
+    def forget(self) -> None:
+        holds.set(tuple([known for known in holds.get() if known() is not self]))
+        if (lock := self.lock()) is not None:
+            lock._blocks.pop(self, None)  # noqa: SLF001 (it is this library's)
+
+    def give_back(self) -> None:
+        """End the hold, and release its lease unless that was done."""
+        self.forget()
+        if self.lasts:
+            self.lease.release()
+
 
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
-# Contexts are copied, so one may list holds of another thread or task, and holds that were released. That of a `with`
-# block is a weak reference, and its `Lock` has the hold: if a signal raises between the grant and the block, nobody
-# gives the lease back, so it has to run out.
+# Contexts are copied, so one may list holds of another thread or task, and holds that were released.
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 
@@ -177,19 +183,6 @@ def has_locked(key: str) -> bool:
     """The calling thread holds *key* by a `Lock`: its wait for that key would never end."""
     here = threading.get_ident()
     return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in known_holds())
-
-
-def forget(hold: Hold) -> None:
-    holds.set(tuple([known for known in holds.get() if known() is not hold]))
-    if (lock := hold.lock()) is not None:
-        lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
-
-
-def give_back(hold: Hold) -> None:
-    """End the hold, and release its lease unless that was done."""
-    forget(hold)
-    if hold.lasts:
-        hold.lease.release()
 
 
 # In an event loop. A few threads of our own ask the store, never the loop's executor. A coroutine that waits costs one
@@ -205,72 +198,67 @@ async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
         if isinstance(answer, Conflict) and patience != 0:
             answer = await _wait(lease, patience, requests)
             if not isinstance(answer, Grant):
-                await requests.make(requests.give_back)
+                await requests.make(partial(_give_back, lease))
     except BaseException:
         requests.give_back_last()
         raise
     return answer
 
 
-async def release_in_loop(lease: "Holding") -> None:
-    _loop(lease.key)
+async def release_in_loop(lease: "Holding", *, may_wait: bool = True) -> None:
+    """As `lease.release`. A coroutine that is being closed may not wait, and its loop may have ended."""
+    requests = _Requests(lease) if may_wait else None
     if lease.let_go():
         # Before the first `await`: otherwise the lease could be released twice.
         lease.stop()
-        await _Requests(lease).make(lease.give_back)
-
-
-def release_soon(lease: "Holding") -> None:
-    """As `release_in_loop`, for a coroutine that is closed, and so can await nothing."""
-    if lease.let_go():
-        lease.stop()
-        background.submit(lease.give_back)
+        if requests is not None:
+            await requests.make(lease.give_back)
+        else:
+            background.submit(lease.give_back)
 
 
 async def _wait(lease: "Holding", patience: float | None, requests: "_Requests") -> Verdict:
     give_up_at = clock() + (float("inf") if patience is None else patience)
     lease.stand_in_line()
-    channel = lease.claim.channel
-    listener = lease.store.listener
+    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+    channel, listener = lease.claim.channel, lease.store.listener
 
-    def end() -> None:
-        listener.remove(channel)
-        requests.give_back_last()
+    def ring(_: str) -> None:
+        try:
+            loop.call_soon_threadsafe(rung.set)
+        except RuntimeError:
+            # The loop is closed, and never resumes this coroutine.
+            listener.remove(channel)
+            requests.give_back_last()
 
-    bell = _LoopBell(end)
+    listener.add(channel, ring)
     try:
-        listener.add(channel, bell.ring)
-        await bell.wait(pause_before(lease.claim, give_up_at))
-        answer = await requests.acquire()
-        while pause := pause_after(answer, lease.claim, lease.store, give_up_at):
-            await bell.wait(pause)
+        pause = pause_before(lease.claim, give_up_at)
+        while True:
+            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
+            alarm = loop.call_later(pause, rung.set)
+            await rung.wait()
+            alarm.cancel()
+            rung.clear()
             answer = await requests.acquire()
-        return answer
+            if not (pause := pause_after(answer, lease.claim, lease.store, give_up_at)):
+                return answer
     finally:
         listener.remove(channel)
 
 
-def _loop(key: str) -> asyncio.AbstractEventLoop:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise SingletonLockError(
-            f"the lock key={key} can be awaited only where an event loop of asyncio runs (that of uvloop is one); "
-            "elsewhere use `with lock`, lock.acquire() and lease.release()"
-        ) from error
-
-
 class _Requests:
-    """Requests about a lease, in threads."""
+    """Requests about a lease, in threads. Only an event loop of asyncio can wait for them."""
 
     _last: "Future[Any] | None" = None
 
     def __init__(self, lease: "Holding") -> None:
         self._lease = lease
+        self._loop = asyncio.get_running_loop()
 
     async def make(self, call: Callable[[], T]) -> T:
         """The result of *call*, which runs to its end even if this coroutine is cancelled."""
-        loop, lease = _loop(self._lease.key), self._lease
+        loop, lease = self._loop, self._lease
         self._last = request = _submit(call)
         # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease. The
         # callback must not refer to `self`: the cycle would keep an ended task's lease alive until a collection.
@@ -291,36 +279,10 @@ class _Requests:
     def give_back_last(self) -> None:
         """Release the lease after the request that is under way, without waiting for it."""
         if (last := self._last) is not None:
-            # In the background: the garbage collector may close a coroutine in a thread that has the lock of a future
-            # or of the pool, and to take that lock here would be a deadlock.
-            background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
-
-    def give_back(self) -> None:
-        _give_back(self._lease)
-
-
-class _LoopBell:
-    """Wakes a coroutine, from any thread. A ring before the wait is kept. *is_gone* is called if its loop is closed."""
-
-    def __init__(self, is_gone: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._is_gone = is_gone
-        self._rung = asyncio.Event()
-
-    def ring(self, _: str) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._rung.set)
-        except RuntimeError:
-            self._is_gone()
-
-    async def wait(self, seconds: float) -> None:
-        # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
-        alarm = self._loop.call_later(seconds, self._rung.set)
-        try:
-            await self._rung.wait()
-            self._rung.clear()
-        finally:
-            alarm.cancel()
+            # In the background: the garbage collector may close a coroutine while its thread has the lock of a future
+            # or of the pool, and would wait for that lock for ever.
+            give_back = partial(_give_back, self._lease)
+            background.submit(lambda: last.add_done_callback(lambda _: _submit(give_back)))
 
 
 def _give_back(lease: "Holding") -> None:

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
-from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
+from celery_singleton_lock.leases.lease import KnownHolds, current, holds, is_undone
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result, unmark, workflows_of
 from celery_singleton_lock.runs.message import has_copies, is_long_here
@@ -62,7 +62,7 @@ def _give_back_locks(run: Run, before: KnownHolds) -> None:
             if hold.lasts:
                 text = "the body ended without releasing this Lock"
                 log.warning("lock.left_held", text, key=hold.lease.key, task_id=run.task_id)
-            give_back(hold)
+            hold.give_back()
 
 
 def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:

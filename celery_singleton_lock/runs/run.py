@@ -38,12 +38,11 @@ from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
-from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_revoked, unmark
 from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, new_token
 from celery_singleton_lock.stores.redis.store import Store
 
 

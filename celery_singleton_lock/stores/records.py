@@ -1,5 +1,7 @@
 """Requests to a store, and its answers. Durations are seconds; moments are microseconds since the epoch."""
 
+import os
+from binascii import b2a_base64
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +33,12 @@ class Facts:
 
 WHOLE = "*"
 """The start of a token that claims the whole lock. The claim is granted if no place is taken, and keeps others out."""
+_SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
+
+
+def new_token() -> str:
+    # No batch is read ahead: a forked process, or a restored snapshot, would use the same tokens again.
+    return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Threads that start when they are needed, also where gevent or eventlet has turned threads into greenlets."""
 
 import _thread
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 from celery_singleton_lock.stores.clock import clock
 
 _LONGEST_START = 2.0
+
+# The public function raises without a loop, which is slow.
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
 
 
 def patched_by(what: str = "thread") -> Any:
@@ -42,7 +46,7 @@ def call_soon(hub: Any, call: Callable[[], None]) -> None:
         hub.schedule_call_global(0, call)
 
 
-def current() -> Any:
+def current_greenlet() -> Any:
     """The current greenlet; None if threads are not greenlets here."""
     return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
 

@@ -22,10 +22,10 @@ from celery_singleton_lock.definition import options, settings
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
-from celery_singleton_lock.leases.lease import current, new_token
+from celery_singleton_lock.leases.lease import current
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 from celery_singleton_lock.task import SingletonTask
