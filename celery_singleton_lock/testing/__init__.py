@@ -8,29 +8,30 @@ PYTEST_DONT_REWRITE: a `conftest.py` may import this package before pytest loads
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from celery import Celery, _state, current_app
+from celery import Celery, Task, _state, current_app
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.definition import options, settings
-from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LostReason, SingletonLockError, StoreError
+from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
-from celery_singleton_lock.leases.lease import current
+from celery_singleton_lock.leases.lease import Lease, current, task_id_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 from celery_singleton_lock.task import SingletonTask
-from celery_singleton_lock.testing import recording
-from celery_singleton_lock.testing.recording import Acquired, Conflicted, Lost, Recorded, Released, Unanswered, recorded
 
 try:
     from celery_singleton_lock.stores.memory import MemoryStore
@@ -60,7 +61,7 @@ class StoreInMemory(MemoryStore):
         """
         ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Without this lock, the heartbeat may renew in between with the plain ttl, and that lease would expire.
+        # Without this lock, the heartbeat may renew in between with the plain ttl, and the lease would expire.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -177,35 +178,24 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     store.release(Claim(key, new_token(), _TTL), None)
     for renewal in renewals.values():
         renewal.lose("expired")
-    recording.await_reports()
+    _await_reports()
 
 
-def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
+def _target(verb: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
+    said = f"{verb}({getattr(what, 'name', None) or repr(what)})"
     if not options.Lockable.locks:
-        raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
-    if isinstance(task, str):
-        return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
-    if not isinstance(task, SingletonTask) or not task.is_lockable():
-        name = getattr(task, "name", None) or repr(task)
-        raise ConfigurationError(
-            f"{verb}({name}): give a task with base=SingletonTask, or a lock key, such as the `key` of a Lock"
-        )
-    said = f"{verb}({task.name})"
+        raise ConfigurationError(f"{said} has no effect inside disabled(): remove one of the two")
+    if isinstance(what, str) and _A_KEY.fullmatch(what):
+        app = kwargs.get("app", current_app._get_current_object())  # noqa: SLF001 (stores are kept by the app itself)
+        if args or kwargs.keys() - {"app"} or not isinstance(app, Celery):
+            raise ConfigurationError(f"{said} takes no call arguments with a key; give only `app=`, a Celery app")
+        return _Target(said, settings.store_of(app), what)
+    if not isinstance(what, SingletonTask) or not what.is_lockable():
+        raise ConfigurationError(f"{said}: give a task with base=SingletonTask, or a lock key, as a Lock has in `key`")
     try:
-        return _Target(said, settings.store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
+        return _Target(said, settings.store_of(what.app), what.lock_key_of_some(*args, **kwargs), what.lock_options)
     except TypeError as error:
         raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
-
-
-def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    app = kwargs.get("app", current_app._get_current_object())  # noqa: SLF001 (stores are kept by the app itself)
-    if args or kwargs.keys() - {"app"} or not isinstance(app, Celery):
-        raise ConfigurationError(f"{said} takes no call arguments with a key; give only `app=`, a Celery app")
-    if not _A_KEY.fullmatch(key):
-        raise ConfigurationError(
-            f"{said}: that is not a lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give a task"
-        )
-    return _Target(said, settings.store_of(app), key)
 
 
 @contextmanager
@@ -282,6 +272,128 @@ def disabled() -> Iterator[None]:
             options.Lockable.locks = before
 
 
+class Acquired(NamedTuple):
+    """A lease was granted. Here and below, `task` and `task_id` are None for a `Lock`."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+    fence: int
+    waited: float
+    took_over: bool
+
+
+class Conflicted(NamedTuple):
+    """A call found its key held by the task id `holder`; `task_id` is None if the call was not published."""
+
+    task: str
+    task_id: str | None
+    key: str
+    holder: str | None
+    outcome: signals.ConflictOutcome
+
+
+class Lost(NamedTuple):
+    """A lease ended while it was needed."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+    reason: LostReason
+
+
+class Released(NamedTuple):
+    """A lease was released."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+
+
+class Unanswered(NamedTuple):
+    """The store gave no answer to a run."""
+
+    task: str
+    task_id: str | None
+    key: str
+    problem: str
+    outcome: signals.UnansweredOutcome
+
+
+class Recorded:
+    """The signals of this process, earliest first."""
+
+    def __init__(self) -> None:
+        self.acquired: list[Acquired] = []
+        self.conflicts: list[Conflicted] = []
+        self.released: list[Released] = []
+        self.unanswered: list[Unanswered] = []
+        self._lost: list[Lost] = []
+
+    @property
+    def lost(self) -> list[Lost]:
+        """The leases that are known to be lost by now; reading it waits for the thread that reports them."""
+        _await_reports()
+        return self._lost
+
+    @contextmanager
+    def listening(self) -> Iterator[Self]:
+        """Record inside the block."""
+        pairs = (
+            (signals.lock_acquired, self._on_acquired),
+            (signals.lock_conflict, self._on_conflict),
+            (signals.lock_lost, self._on_lost),
+            (signals.lock_released, self._on_released),
+            (signals.lock_unanswered, self._on_unanswered),
+        )
+        try:
+            for signal, receiver in pairs:
+                # Celery before 5.7 counts the same method of two records as one receiver.
+                signal.connect(receiver, weak=False, dispatch_uid=self)
+            yield self
+        finally:
+            _await_reports()
+            for signal, _ in pairs:
+                signal.disconnect(dispatch_uid=self)
+
+    def _on_acquired(self, sender: Any, lease: Lease, **_: Any) -> None:
+        self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
+
+    def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
+        # An unpublished call has no request. `sender.request` may belong to the body that publishes.
+        task_id = None if outcome == "unpublished" else sender.request.id
+        self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
+
+    def _on_lost(self, sender: Any, lease: Lease, reason: LostReason, **_: Any) -> None:
+        self._lost.append(Lost(*_whose(sender, lease), reason))
+
+    def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
+        # A body whose lease was lost has nothing to release, but one that was asked to stop still has its lease.
+        if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
+            self.released.append(Released(*_whose(sender, lease)))
+
+    def _on_unanswered(
+        self, sender: Task, key: str, error: StoreError, outcome: signals.UnansweredOutcome, **_: Any
+    ) -> None:
+        self.unanswered.append(Unanswered(sender.name, sender.request.id, key, error.problem, outcome))
+
+
+def recorded() -> AbstractContextManager[Recorded]:
+    """Record what the locks of this process do inside the block; a pool process of a worker is another process."""
+    return Recorded().listening()
+
+
+def _await_reports() -> None:
+    """Wait until the known losses are reported, or a slow receiver takes too long."""
+    reported = threading.Event()
+    background.submit(reported.set)
+    reported.wait(RELEASE_BOUND)
+
+
+def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None, str]:
+    return sender.name if isinstance(sender, Task) else None, task_id_of(lease), lease.key
+
+
 class SingletonLocks(Recorded):
     """The record of the test's locks, and their `store`."""
 
@@ -323,10 +435,8 @@ if find_spec("pytest") is not None:
                 time.sleep(10 * _A_MILLISECOND)
             left = [f"key={holder.key} by task_id={holder.task_id}" for holder in store.held()]
         if left:
-            pytest.fail(
-                f"the test has left a lock held: {'; '.join(left)}. Release it, or wait until its body has ended",
-                pytrace=False,
-            )
+            advice = "Release it, or wait until its body has ended"
+            pytest.fail(f"the test has left a lock held: {'; '.join(left)}. {advice}", pytrace=False)
 
 
 __all__ = [
