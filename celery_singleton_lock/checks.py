@@ -25,6 +25,11 @@ BOUND = 1.0
 """Seconds for which a start waits for the store."""
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
+_NOT_OF_CELERY = (
+    "Celery does not ship the pool {!r:.100}; in a thread without Celery's request, a body would run without the lock. "
+    "Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app that has no locked tasks "
+    "such as {}"
+)
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 _checked: WeakSet[Celery] = WeakSet()
 
@@ -123,9 +128,8 @@ def check_beat(app: Celery, *, has_lease: bool) -> None:
         return
     why = "each beat would lead with locks of its own"
     remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
-    of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     in_memory = partial(_refuse_memory, app, why, remedy)
-    _end_if_faulty(faults_of(app) + _faults_in(app, *of_beat, in_memory, partial(_check_store, app)))
+    _end_if_faulty(faults_of(app) + _faults_in(app, in_memory, partial(_check_store, app)))
 
 
 def never_awaited(app: Celery) -> list[str]:
@@ -172,9 +176,8 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    # `doctor` and Django run without a beat, and would pass over a wrong value.
-    written = {"singleton_beat_name": keys.beat_key_of, "singleton_beat_ttl": options.beat_ttl_of}
-    of_beat = [partial(check, app) for name, check in written.items() if options.setting(app, name) is not None]
+    # Everywhere, because a beat may be embedded in a worker, and `doctor` and Django run without one.
+    of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
     return _faults_in(app, partial(_check_settings, app), *of_beat, *of_tasks)
 
@@ -183,7 +186,7 @@ def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
     """The faults of *app* in a worker with that pool, which takes messages from those *queues*."""
     kind = _kind_of(pool)
     if kind is None:
-        return _faults_in(app, partial(_refuse_pool, app, pool))
+        return [_NOT_OF_CELERY.format(pool, task.name) for task in options.lockable(app)[:1]]
     if kind != "celery.concurrency.prefork":
         return _faults_in(app, *(partial(_check_kill, app, task, queues) for task in options.lockable(app)))
     why = "the processes of the pool 'prefork' would each have their own"
@@ -217,15 +220,6 @@ def _kind_of(pool: type) -> str | None:
         if vars(cls).keys() & {"apply_async", "on_apply"}:
             break
     return None
-
-
-def _refuse_pool(app: Celery, pool: type) -> None:
-    if tasks := options.lockable(app):
-        raise ConfigurationError(
-            f"Celery does not ship the pool {pool!r:.100}; in a thread without Celery's request, a body would run "
-            "without the lock. Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app "
-            f"that has no locked tasks such as {tasks[0].name}"
-        )
 
 
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:

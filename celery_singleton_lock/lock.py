@@ -16,7 +16,7 @@ from weakref import ref
 from celery import Celery, Task, current_app
 
 from celery_singleton_lock.definition.keys import checked_name, key_of
-from celery_singleton_lock.definition.options import Duration, count, flag, given, prefix_of, seconds
+from celery_singleton_lock.definition.options import Duration, count, flag, not_allowed, prefix_of, seconds
 from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.holding import Holding
@@ -92,7 +92,7 @@ class Lock:
         timeout: Duration | None = None,
     ) -> None:
         if app is not None and not isinstance(app, Celery):
-            raise ConfigurationError(f"app={given(app)} is not allowed: give a Celery app, or None for the current one")
+            raise not_allowed("app", app, "give a Celery app, or None for the current one")
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
         # Otherwise a program without a store would fail only at its first use of the lock.

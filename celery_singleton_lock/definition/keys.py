@@ -25,7 +25,7 @@ from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
-from celery_singleton_lock.definition.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
+from celery_singleton_lock.definition.options import KeyChoice, is_unicode, not_allowed, option_of, prefix_of, setting
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
 
@@ -109,9 +109,7 @@ def start_of_keys(prefix: str) -> str:
 
 def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= longest or not is_unicode(name):
-        raise ConfigurationError(
-            f"{option}={given(name)} is not allowed: give a text of 1 to {longest} characters that UTF-8 can encode"
-        )
+        raise not_allowed(option, name, f"give a text of 1 to {longest} characters that UTF-8 can encode")
     # A brace would end the hash tag early. An unescaped percent sign would let two names collide.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
@@ -294,10 +292,8 @@ def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> l
     elif isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
         names = list(choice)
     else:
-        raise ConfigurationError(
-            f"lock_key={given(choice)} is not allowed: give None, a list of parameter names, "
-            "a format string with at least one {parameter}, or a callable"
-        )
+        advice = "give None, a list of parameter names, a format string with at least one {parameter}, or a callable"
+        raise not_allowed("lock_key", choice, advice)
     for name in names:
         if name not in parameters:
             has = ", ".join(parameters) or "no parameters"

@@ -51,42 +51,41 @@ KeyChoice = str | Sequence[str] | Callable[..., Any] | None
 Duration = float | timedelta
 
 
-def seconds(name: str, value: Any, *, least: float) -> float:
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < _CENTURY:
-        raise ConfigurationError(
-            f"{name}={value!r} is not allowed: give a number of seconds, at least {least:g} and less than a "
-            "century, or a timedelta"
-        )
-    return float(number)
-
-
-def count(name: str, value: Any, *, least: int = 1, most: int = MAX_LIMIT) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from {least} to {most}")
-    return value
-
-
-def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name}={given(value)} is not allowed: give True or False")
-    return value
-
-
-def given(value: Any) -> str:
-    """*value* as a message shows it; a value that only looks like a str is shown with its type."""
+def not_allowed(name: str, value: Any, advice: str) -> ConfigurationError:
+    """The error for a wrong *value*; a value that only looks like a str is shown with its type."""
     text = ""
     # A repr may fail: a lazy translation raises before Django is set up.
     with suppress(Exception):
         text = f"{value!r:.80}"
     is_plain = isinstance(value, str) or (text and text[0] not in "'\"")
-    return text if is_plain else f"<a {type(value).__qualname__} {text}>"
+    shown = text if is_plain else f"<a {type(value).__qualname__} {text}>"
+    return ConfigurationError(f"{name}={shown} is not allowed: {advice}")
+
+
+def seconds(name: str, value: Any, *, least: float) -> float:
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < _CENTURY:
+        advice = f"give a number of seconds, at least {least:g} and less than a century, or a timedelta"
+        raise not_allowed(name, value, advice)
+    return float(number)
+
+
+def count(name: str, value: Any, *, least: int = 1, most: int = MAX_LIMIT) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise not_allowed(name, value, f"give a whole number from {least} to {most}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise not_allowed(name, value, "give True or False")
+    return value
 
 
 def one_of(name: str, value: Any, words: Any) -> Any:
     *others, last = map(repr, get_args(words))
     if not isinstance(value, str) or value not in get_args(words):
-        raise ConfigurationError(f"{name}={given(value)} is not allowed; choose {', '.join(others)} or {last}")
+        raise not_allowed(name, value, f"choose {', '.join(others)} or {last}")
     return value
 
 
@@ -99,9 +98,7 @@ def on_lost(name: str, value: Any) -> Any:
 
 def label(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ConfigurationError(
-            f"{name}={given(value)} is not allowed: give a format string, of type str, with at least one {{parameter}}"
-        )
+        raise not_allowed(name, value, "give a format string, of type str, with at least one {parameter}")
     return value
 
 
@@ -323,16 +320,14 @@ def prefix_of(app: Celery) -> str:
         # In a cluster, the first braces of a key are its hash tag.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not is_unicode(prefix) or not prefix or "{" in prefix or "}" in prefix:
-        raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces that UTF-8 can encode, such "
-            f"as {_DEFAULT_PREFIX!r}"
-        )
+        advice = f"give a text without braces that UTF-8 can encode, such as {_DEFAULT_PREFIX!r}"
+        raise not_allowed("singleton_lock_prefix", prefix, advice)
     return prefix
 
 
 def beat_ttl_of(app: Celery) -> float:
-    ttl = setting(app, "singleton_beat_ttl")
-    return seconds("singleton_beat_ttl", setting(app, "singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
+    name = "singleton_lock_ttl" if setting(app, "singleton_beat_ttl") is None else "singleton_beat_ttl"
+    return seconds(name, setting(app, name, 30), least=1)
 
 
 def logs_labels(app: Celery) -> bool:
