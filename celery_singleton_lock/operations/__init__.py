@@ -1,5 +1,215 @@
-"""The commands of operators, `celery -A proj singleton`, and `break_marks` for programs."""
+"""What operators do: name a lock, ask its holders to stop, wait for that, and drop marks and turns."""
 
-from celery_singleton_lock.operations.breaking import break_marks
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
 
-__all__ = ["break_marks"]
+import click
+from celery import Celery
+
+from celery_singleton_lock.definition.options import Lockable
+from celery_singleton_lock.log import log, shown
+from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, in_json, rows_of, worker_of
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Claim, Holder, LockState
+
+_LOOK_AGAIN = 0.2
+_UNTIL_A_RENEWAL = 0.5  # of what is left: at least two thirds of a ttl are left, and a renewal comes within one third
+_TO_END = 5.0
+
+
+def _name_of(holder: Holder) -> str:
+    return holder.task_id or worker_of(holder.hostname, holder.pid)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The holders, marks and turns of one lock that a break ends, or has ended."""
+
+    key: str
+    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
+    holders: Sequence[Holder] = ()
+    dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
+    turns: Sequence[Holder] = ()
+
+    @classmethod
+    def of(cls, lock: LockState, name: str | None = None) -> "Plan":
+        holders = [each for each in lock.holders if name in (None, each.task_id, worker_of(each.hostname, each.pid))]
+        # A cool-down after a run is not dropped by the name of its call.
+        marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
+        states = {each.state for each in marks}
+        # While somebody holds the lock, dead turns need no break: the release passes over them.
+        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
+        dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
+        return cls(lock.key, name, holders, dropped, turns)
+
+    def __bool__(self) -> bool:
+        return bool(self.holders or self.dropped)
+
+    def as_json(self, *, gone: bool = False, seconds: float = 0.0) -> dict[str, Any]:
+        asked = [_name_of(holder) for holder in self.holders]
+        dropped = list(map(in_json, self.dropped))
+        return {"key": self.key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
+
+    def text(self, *, force: bool) -> str:
+        lines = []
+        if self.holders:
+            names = shown(", ".join(map(_name_of, self.holders)))
+            lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
+            risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
+            lines += [risk] if force else []
+        if self.dropped:
+            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
+            lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
+        return "\n".join(lines)
+
+
+def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
+    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
+    marks = bool(plan.dropped) and plan.name is None
+    turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, plan.key, by) else []
+    tokens = [holder.token for holder in plan.holders]
+    asked, dropped = locks.inventory.break_lock(plan.key, tokens, by, marks=marks, force=force)
+    for holder in asked:
+        log.info("lock.broken", key=plan.key, task_id=holder.task_id, by=by, force=force)
+    if plan.name is not None and plan.dropped:
+        locks.store.unmark(plan.key, plan.name)
+        for turn in plan.turns:
+            # The message of a living call carries its rank, so its next request gets the same position back.
+            locks.store.release(Claim(plan.key, turn.token, ttl=1.0), None)
+        left = Plan.of(locks.survey(plan.key), plan.name).dropped
+        dropped = [word for word in plan.dropped if word not in left]
+    return replace(plan, holders=asked, dropped=[*dropped, *turns])
+
+
+def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
+    """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
+    has_dropped = False
+    while True:
+        locks.inventory.break_lock(key, (), by)
+        dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
+        for turn in dead:
+            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
+        if not dead:
+            return has_dropped
+        has_dropped = True
+
+
+def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
+    """Wait at most *seconds*; return the holders that are left, and how long it took."""
+    if seconds is None:
+        seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
+    began_at = clock()
+    tokens = {holder.token for holder in done.holders}
+    while True:
+        left = [holder for holder in locks.survey(done.key).holders if holder.token in tokens]
+        waited = clock() - began_at
+        if not left or waited >= seconds:
+            return left, waited
+        time.sleep(min(_LOOK_AGAIN, seconds - waited))
+
+
+def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
+    """The queued and next marks of locks that nobody holds, and the number of held locks."""
+    marks = list[Row]()
+    held = 0
+    for survey in surveys:
+        held += bool(survey.holders)
+        marks += [row for row in rows_of(survey) if row.about.is_queued_or_next and not survey.holders]
+    return marks, held
+
+
+def drop_marks(locks: Locks, marks: Iterable[Row]) -> None:
+    for row in marks:
+        # By the task id, so the mark of a later call stays.
+        locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
+
+
+def break_marks(app: "Celery[Any]", pattern: str) -> int:
+    """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
+    locks = Locks(app)
+    marks, _ = marks_left(locks.surveys(pattern))
+    drop_marks(locks, marks)
+    return len(marks)
+
+
+def named(
+    locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[LockState, str | None]:
+    """The lock, and the task id if *what* names a call. A call in no lock has an empty state."""
+    what = what.strip().removesuffix("…")
+    if not what:
+        raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
+    if args is None and kwargs is None and what not in locks.app.tasks:
+        if locks.is_key(what):
+            return locks.survey(what), None
+        found = _found(locks, what)
+        if len(found) > 1:
+            which = a_few([shown(name) for name in found], most=10)
+            raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
+        if found:
+            return next(iter(found.values()))
+        if set("{*?") & set(what):
+            # Nothing held would be a wrong answer about a key of another prefix, or about the locks of a pattern.
+            raise click.UsageError(
+                f"{what!r} is neither a lock key of this app nor a task id. `list --wide [PATTERN]` shows both; `break "
+                "--marks PATTERN` drops the marks of locks that nobody holds."
+            )
+        return LockState(what), what
+    task = _task_named(locks.app.tasks, what)
+    try:
+        key = task.lock_key_of_some(*(args or ()), **(kwargs or {}))
+    except (TypeError, ValueError) as error:
+        advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
+        raise click.UsageError(f"The task {task.name!r} cannot be called like this: {error}; {advice}") from error
+    return locks.survey(key), None
+
+
+def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
+    """By key: locks whose key or digest begins with *start*. By task id: calls whose task id begins with it."""
+    found = dict[str, tuple[LockState, str | None]]()
+    for row in locks.rows(with_turns=True):
+        key = row.lock.key
+        task_id = row.about.task_id or ""
+        if key.startswith(start) or key.rpartition(":")[2].startswith(start):
+            found[key] = row.lock, None
+        if task_id.startswith(start):
+            found.setdefault(task_id, (row.lock, task_id))
+    # A full name means itself, even if another name begins with it.
+    return {start: found[start]} if start in found else found
+
+
+def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
+    if name not in tasks:
+        near = sorted(each for each in tasks if each.startswith(name) or each.endswith(f".{name}"))[:3]
+        near = near or get_close_matches(name, tasks, n=1)
+        meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise click.UsageError(f"There is no task {name!r} in this app.{meant}")
+    if not isinstance(tasks[name], Lockable):
+        raise click.UsageError(f"The task {name!r} is not a SingletonTask, so it has no locks.")
+    return tasks[name]
+
+
+def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
+    if not done:
+        return "Nothing was done: what was to be broken is gone, or waits and is alive."
+    if not done.holders:
+        return f"Dropped: {', '.join(done.dropped)}."
+    if force:
+        return "Freed. A body that is still alive learns of it at its next renewal, and does as lock_on_lost says."
+    if not left:
+        return f"Free after {duration(seconds)}."
+    ends_in = duration(max(holder.expires_in for holder in left))
+    lines = [
+        f"Not free after {duration(seconds)}. If the process is dead, its lease ends in {ends_in}.",
+        "A body that catches LockLost, as `except Exception` does, that lets no other thread run, or that is only",
+        "warned (lock_on_lost='warn'), runs to its end.",
+    ]
+    if ids := [shown(holder.task_id) for holder in left if holder.task_id]:
+        lines.append("To end it with its process:")
+        lines += [f"  celery -A {shown(app)} control terminate SIGKILL {task_id}" for task_id in ids]
+    else:
+        lines.append("The holder is a Lock, not a task: its program has to release it.")
+    return "\n".join(lines)

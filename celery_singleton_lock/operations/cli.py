@@ -15,10 +15,11 @@ from celery import Celery, states
 from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
+from celery_singleton_lock import operations
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations import breaking, doctor, rows
+from celery_singleton_lock.operations import doctor, rows
 from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
@@ -30,10 +31,6 @@ seconds_option = partial(click.option, metavar="SECONDS", show_default=True)
 keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a task: keyword arguments, as JSON.")
 
 
-class Away(click.ClickException):
-    exit_code = EX_UNAVAILABLE
-
-
 class Commands(click.Group):
     """Commands that say what is wrong with store or settings, instead of a traceback."""
 
@@ -41,8 +38,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except (StoreError, ConfigurationError) as error:
-            kind = Away if isinstance(error, StoreError) else click.UsageError
-            raise kind(as_set(ctx.obj.app, str(error))) from error
+            click.echo(f"Error: {as_set(ctx.obj.app, str(error))}", err=True)
+            ctx.exit(EX_UNAVAILABLE if isinstance(error, StoreError) else 2)
 
 
 def app_of(obj: Any) -> Celery:
@@ -114,7 +111,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     task id is enough. Exits with 1 if nothing is known.
     """
     locks = locks_of(obj)
-    lock, task_id = breaking.named(locks, what, args, kwargs)
+    lock, task_id = operations.named(locks, what, args, kwargs)
     if task_id is None:
         _show_lock(locks, lock, is_json=is_json)
     else:
@@ -161,8 +158,8 @@ def break_lock(
         _break_marks(locks, marks, dry_run=dry_run, yes=yes, is_json=is_json)
     if what is None or marks is not None:
         raise click.UsageError("Give one lock or call; or --marks PATTERN, without --holder, --force and --wait.")
-    lock, task_id = breaking.named(locks, what, args, kwargs)
-    plan = breaking.Plan.of(lock, holder or task_id)
+    lock, task_id = operations.named(locks, what, args, kwargs)
+    plan = operations.Plan.of(lock, holder or task_id)
     if not plan:
         why = lock.problem or "nobody holds it, there are no marks, and nobody waits"
         if plan.name is not None:
@@ -173,10 +170,10 @@ def break_lock(
     click.echo(plan.text(force=force), err=True)
     if not yes:
         _confirm()
-    done = breaking.ask(locks, plan, _operator(), force=force)
-    left, seconds = ([], 0.0) if force or not done.holders else breaking.wait_until_gone(locks, done, wait)
+    done = operations.ask(locks, plan, _operator(), force=force)
+    left, seconds = ([], 0.0) if force or not done.holders else operations.wait_until_gone(locks, done, wait)
     app_name = click.get_current_context().find_root().params.get("app") or locks.app.main or "proj"
-    notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
+    notice = operations.outcome_text(done, left, seconds, force=force, app=app_name)
     _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
 
 
@@ -250,11 +247,7 @@ def web(obj: Any, bind: str) -> None:
         )
     hosts = None if password else LOOPBACK
     app = locks_of(obj).app
-    try:
-        server = application(app, password=password, hosts=hosts).server(host, port)
-    except OSError as error:
-        why = f"{error.strerror or error}; stop the program that listens there, or give another HOST:PORT"
-        raise click.UsageError(f"--bind {bind}: {why}") from error
+    server = application(app, password=password, hosts=hosts).server(host, port)
     shown_host = f"[{host}]" if ":" in host else host
     click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{server.port}/")
     server.serve_forever()
@@ -302,7 +295,7 @@ def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None,
 
 
 def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
-    marks, held = breaking.marks_left(locks.surveys(pattern))
+    marks, held = operations.marks_left(locks.surveys(pattern))
 
     def text(verb: str) -> str:
         left_alone = f" Locks left alone because they are held: {held}." if held else ""
@@ -317,8 +310,7 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
         if not yes:
             click.echo(notice, err=True)
             _confirm()
-        marks, held_since = breaking.drop_marks(locks, marks)
-        held += held_since
+        operations.drop_marks(locks, marks)
         notice = text("dropped")
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
     _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)

@@ -2,7 +2,6 @@
 
 import hmac
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, get_args
@@ -137,11 +136,8 @@ class Site(Flask):
         return "ok\n", _TEXT
 
     def server(self, host: str, port: int) -> BaseWSGIServer:
-        """A server of the page that listens already; raises `OSError` if it cannot listen."""
-        # If Werkzeug opened the socket, it would print the error and end the process.
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as listener:
-            return make_server(host, port, self, threaded=True, request_handler=_Client, fd=listener.fileno())
+        """A server of the page that listens already. If it cannot listen, Werkzeug says why and ends the process."""
+        return make_server(host, port, self, threaded=True, request_handler=_Client)
 
 
 def _with_headers(response: Response) -> Response:

@@ -17,7 +17,7 @@ from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.definition.options import as_set
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.breaking import Plan, ask
+from celery_singleton_lock.operations import Plan, ask
 from celery_singleton_lock.operations.page import Observer, page_context
 from celery_singleton_lock.operations.rows import Locks, Row
 
