@@ -12,17 +12,8 @@ from celery_singleton_lock.stores.redis.store import Store
 
 SENTINEL = "sentinel://"
 
-_SCHEMES = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "valkey": "redis",
-    "valkeys": "rediss",
-    "unix": "unix",
-    "redis+socket": "unix",
-    "sentinel": "sentinel",
-    "redis+cluster": "redis+cluster",
-    "rediss+cluster": "rediss+cluster",
-}
+_IN_REDIS_PY = {"valkey": "redis", "valkeys": "rediss", "redis+socket": "unix"}
+_SCHEMES = ("redis", "rediss", "unix", "sentinel", "redis+cluster", "rediss+cluster", *_IN_REDIS_PY, "memory")
 # URLs with these schemes may name several servers.
 _OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
@@ -80,9 +71,9 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         return in_memory.get(url) or in_memory.setdefault(url, MemoryStore())
     rest = ";".join(map(_part_in_redis_py, rest.split(";")))
     if scheme not in _SCHEMES:
-        allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, "memory"))
+        allowed = ", ".join(f"{known}://" for known in _SCHEMES)
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return Store(f"{_SCHEMES[scheme]}://{rest}", options or {}, replicas)
+    return Store(f"{_IN_REDIS_PY.get(scheme, scheme)}://{rest}", options or {}, replicas)
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:

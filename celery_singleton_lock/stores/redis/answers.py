@@ -36,18 +36,12 @@ _ADVICE = {
     r"(?i)DB index is out of range|invalid DB index": (
         "let singleton_lock_url end with a database that the server has, which counts from /0"
     ),
-    r"SELECT is not allowed in cluster mode": (
-        "a server in cluster mode has database 0 alone: let singleton_lock_url end without one; if there are "
-        "several servers, begin it with redis+cluster://"
-    ),
-    r"MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b": (
-        "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS rediss+cluster://"
+    r"in cluster mode|MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b": (
+        "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS "
+        "rediss+cluster://, and without a database"
     ),
     r"cluster support disabled": (
         "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS"
-    ),
-    r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
-        "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
     ),
     # An older server may lack the options of a command.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
@@ -153,8 +147,7 @@ def problem_of(error: exceptions.RedisError) -> str:
 class Part:
     """A server, and its clock. Repeats requests until the server answers."""
 
-    silent_until: float = 0.0
-    """On `clock()`. Until then, releases in the background spare the server."""
+    silent_until: float = 0.0  # on `clock()`; until then, releases in the background spare the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         # The last acquire got no answer, and no later request got one.

@@ -13,23 +13,8 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_singleton_lock.stores.records import (
-    Claim,
-    Conflict,
-    Done,
-    Ending,
-    Facts,
-    Grant,
-    Holder,
-    HolderState,
-    LockState,
-    Marked,
-    Position,
-    Slot,
-    Verdict,
-    lock_name_of,
-    marker_of,
-)
+from celery_singleton_lock.stores import records
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder, HolderState, LockState, lock_name_of
 from celery_singleton_lock.stores.redis.answers import advice_about
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
@@ -127,7 +112,7 @@ def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str],
             yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
-def release_arguments(claim: Claim, place: int | None, ending: Ending | None) -> list[str]:
+def release_arguments(claim: Claim, place: int | None, ending: records.Ending | None) -> list[str]:
     facts = claim.facts
     is_due = ending is not None and ending.is_due
     if place == 1 and not claim.min_hold and not is_due:
@@ -137,22 +122,22 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     if ending is None:
         return [claim.token, words]
     words += f" attempt={facts.attempt} outcome={ending.outcome} kept={milliseconds(ending.kept)}"
-    return [claim.token, f"{words} is_due" if is_due else words, marker_of(facts.task_id, claim.message)]
+    return [claim.token, f"{words} is_due" if is_due else words, records.marker_of(facts.task_id, claim.message)]
 
 
-def answer_in(key: str, reply: Any, sent_at: float) -> Verdict:
+def answer_in(key: str, reply: Any, sent_at: float) -> records.Verdict:
     """The verdict in a reply of acquire.lua, unless the reply is a fence."""
     match reply:
         case ["granted", _, place, fence, since, *died]:
             return Grant(place, fence, since / 1_000_000, sent_at, bool(died), _dead(key, *died[0]) if died else None)
         case ["done", _, attempt, outcome]:
-            return Done(attempt, outcome)
+            return records.Done(attempt, outcome)
     return conflict_in(key, reply)
 
 
-def position_in(reply: Sequence[Any]) -> Position:
+def position_in(reply: Sequence[Any]) -> records.Position:
     _, now, comes, near, free_in = reply
-    return Position(now, bool(comes), bool(near), free_in / 1_000_000)
+    return records.Position(now, bool(comes), bool(near), free_in / 1_000_000)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
@@ -162,9 +147,9 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     return Conflict(key, holders, successor or None, now, verdict == "twin", rank, bool(near), free_in / 1_000_000)
 
 
-def mark_in(key: str, reply: Any) -> Marked | Holder:
+def mark_in(key: str, reply: Any) -> records.Marked | Holder:
     if reply[0] == "marked":
-        return Marked(reply[1] / 1_000_000)
+        return records.Marked(reply[1] / 1_000_000)
     return conflict_in(key, reply).first
 
 
@@ -173,9 +158,10 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> tuple[Holder, ...]:
     return tuple(_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts)
 
 
-def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
+def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> records.Facts:
     task_name, label, *_ = [*(name or "").split(_SEPARATOR), ""]
-    return Facts(task_id or "", task_name or (lock_name_of(key) if task_id else ""), hostname or "", label=label)
+    known_as = task_name or (lock_name_of(key) if task_id else "")
+    return records.Facts(task_id or "", known_as, hostname or "", label=label)
 
 
 def _holder(
@@ -200,8 +186,8 @@ def _holder(
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
 
 
-def slot_in(entry: str, value: str) -> Slot:
-    return Slot(entry, *_numbers_in(value, 3))
+def slot_in(entry: str, value: str) -> records.Slot:
+    return records.Slot(entry, *_numbers_in(value, 3))
 
 
 def _numbers_in(value: str, known: int) -> list[int]:

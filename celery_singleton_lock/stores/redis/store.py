@@ -10,25 +10,9 @@ from typing import Any, Self, cast
 from redis import ConnectionPool, exceptions
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import (
-    RELEASED,
-    Claim,
-    Conflict,
-    Ending,
-    Grant,
-    Holder,
-    LockState,
-    Marked,
-    Outcome,
-    Position,
-    PublishMode,
-    Release,
-    Renewal,
-    Slot,
-    SlotVerb,
-    Verdict,
-)
+from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
 from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, Input, check_parts, settled
@@ -136,7 +120,7 @@ class Store:
             return self.acquire(claim)
         return encoding.answer_in(claim.key, reply, sent_at)
 
-    def look(self, claim: Claim) -> Position | Verdict:
+    def look(self, claim: Claim) -> records.Position | Verdict:
         """Ask if a waiting message must go to the pool; take no place. If its call is marked as next, extend the mark.
 
         A message with `turn_for` but no `rank` takes a turn, unless a place is free.
@@ -144,7 +128,7 @@ class Store:
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
-    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
         """Restart the ttl of each claim, unless another holder may have had its place meanwhile."""
         if not claims:
             return []
@@ -152,7 +136,7 @@ class Store:
         (inputs, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
         for (keys, _), (*_, now) in zip(inputs, replies, strict=True):
             self._compare(keys[0], now, sent_at)
-        return [Renewal(answer) for *answers, _ in replies for answer in answers]
+        return [records.Renewal(answer) for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Input], list[Any]]:
         """Renew the claims in one try. Returns the script's inputs and their replies."""
@@ -168,7 +152,7 @@ class Store:
 
     def release(
         self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
-    ) -> Release:
+    ) -> records.Release:
         """Give back the place or the turn of the token; with *place*, only that place.
 
         The store keeps *ending* if the lease was lost, or another delivery is known or likely.
@@ -176,10 +160,10 @@ class Store:
         arguments = encoding.release_arguments(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
         if reply == 1:
-            answer = RELEASED
+            answer = records.RELEASED
         else:
             lost, is_marked, has_stopped_short = reply
-            answer = Release("left" if is_marked else "none", lost or None)
+            answer = records.Release("left" if is_marked else "none", lost or None)
             if has_stopped_short:
                 # If this fails, calls that were not woken ask again on their own.
                 with suppress(StoreError):
@@ -202,14 +186,14 @@ class Store:
         limit: int,
         cooldown: float,
         label: str = "",
-        sent: PublishMode = "",
+        sent: records.PublishMode = "",
         queue: str = "",
         published: int = 0,
         due_for: float = 0.0,
         newest: bool = False,
         due_in: float = 0.0,
         within: float | None = None,
-    ) -> Marked | Holder:
+    ) -> records.Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
         Another call that is queued, or whose cool-down keeps the key, is in its way. So are runs in *limit* places, if
@@ -252,12 +236,12 @@ class Store:
         reply = self.request(encoding.UNMARK, key, arguments)[0]
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
-    def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
+    def mark_done(self, key: str, marker: str, attempt: int, outcome: records.Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
         self.request(encoding.RELEASE, key, (_NOBODY, words, marker))
 
-    def change_slot(self, key: str, verb: SlotVerb, slot: Slot) -> bool:
+    def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
         """Claim a slot, note when it was sent, or forget its entry.
 
         Returns False if another beat leads, or the slot to be claimed was sent.
@@ -266,7 +250,7 @@ class Store:
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.request(encoding.CLAIM_SLOT, key, arguments)[0])
 
-    def slots(self, key: str) -> dict[str, Slot]:
+    def slots(self, key: str) -> dict[str, records.Slot]:
         return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
 
     def fields(self, key: str) -> dict[str, str]:
