@@ -16,7 +16,7 @@ Scripts write the state of a turn. The last column says who runs the script:
     WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
     WAITING  as above                                      GONE
     WOKEN    it is refused: another one was faster         COMING    its run
-    WOKEN    it is refused, and waits in a process         WAITING   the process in which it waits
+    WOKEN    another one was faster                        WAITING   the process in which it waits; its `Line`
     WOKEN    it is granted                                 SERVED    its run
     WOKEN    it has not come after three seconds           UNHEARD   any walk along the line
     WOKEN    as above                                      GONE

@@ -1,34 +1,34 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds it.
 --
--- A lock is one hash, which the parts describe. Times are microseconds by this server's clock. A caller whose reply was lost
--- may ask again: the same token renews its grant, or keeps its turn.
+-- The parts describe the hash of a lock. Times are microseconds by this server's clock. A caller whose reply was lost may ask
+-- again: the same token renews its grant, or keeps its turn.
 --
 -- KEYS[1]  lock key
 -- @argument token
--- @argument grant     ttl in milliseconds, pid, attempt, publication and words: the last fields of `<place>:` in lock.lua.
--- @argument words     fields of a `Claim`, durations in milliseconds. `message`: another delivery may have come before.
---                     `looks`: the message's worker asks, so no place is taken. A message with `turn_for` but
---                     no rank takes a turn, unless a place is free.
--- @argument task_id   empty for a `Lock`.
+-- @argument grant     ttl in milliseconds, pid, attempt, publication, words: see `<place>:` in parts/lock.lua
+-- @argument words     fields of a `Claim`, durations in milliseconds. `message`: search for another delivery of the message.
+--                     `looks`: take a turn for the message, but no place.
+-- @argument task_id   empty for a `Lock`
 -- @argument hostname
--- @argument named     the task's name if the lock has another name, then '\31' and the label if there is one.
+-- @argument named     see `<place>:n` in parts/lock.lua
 --
--- Returns  fence                                        Place 1 was granted, in a lock without fields.
---          {'granted', now, place, fence, since, died}  `died`: task id, hostname, name of the holder that died there.
---          {'done', now, attempt, outcome}              A run of this message has ended.
---          {'looked', now, comes, near, free_in}        `comes`: 1 if the message has to come. `near`: 1 if its turn
---                                                       looks again in a few seconds. `free_in`: microseconds until a
---                                                       place is free if nobody renews.
---          {'walked', now}                              Nobody listens for the turns that were read: ask again.
---          {'held', now, next, rows, ...}               `refused` of parts/lock.lua.
---          {'twin', now, '', holders}                   Another delivery of the message holds the lock, or waits.
+-- Returns  fence                                          Place 1 was granted, in a lock without fields.
+--          {'granted', now, place, fence, since, died}    `died`: task id, hostname, name of the holder that died there
+--          {'done', now, attempt, outcome}                A run of this message has ended.
+--          {'looked', now, comes, near, free_in}          `comes`: 1 if the message has to ask for the lock
+--          {'walked', now}                                Too many turns are unheard: ask again.
+--          {'held', now, next, rows, rank, near, free_in} `next`: task id of the successor, or empty. `rows` describe holders,
+--                                                         or calls that go before. The rest only for a caller with a turn:
+--                                                         `near` is 1 if it looks again in a few seconds; `free_in` are
+--                                                         microseconds until a place is free if nobody renews.
+--          {'twin', now, '', rows}                        Another delivery of the message holds the lock, or waits.
 
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
 if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   local fence = format('%d', now)
-  -- One write first, so that a server out of memory refuses all of the grant.
+  -- A single write first: a server out of memory refuses all of the grant, or nothing.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
     '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
@@ -39,7 +39,7 @@ if size == 0 and (words == 'limit=1' or string.find(words, '^limit=[1-9]')) then
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
 elseif size == 6 and words == 'limit=1' then
-  -- The usual refusal, in a third of the time. The fields have the order of the write above, unless they were changed.
+  -- The usual refusal, in a third of the time: the fields still have the order of the write above.
   local known = call('HGETALL', key)
   local holder = known[2]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
@@ -53,8 +53,8 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- how long a free place is kept for the successor, whose message may be lost
-local FIRST_TICKET = 1000 -- calls that come back may get smaller tickets, even below zero
+local PATIENCE = 30000000 -- a free place is kept for the successor until then, as its message may be lost
+local FIRST_TICKET = 1000 -- a call that comes back may get a smaller ticket, even below zero
 
 ttl = tonumber(ttl)
 local words = words_in(words)
@@ -80,8 +80,8 @@ local function end_turn_of_former_policy()
   end
 end
 
--- 1. Is another delivery of this message running or done? Every caller reads the marker of its message, because some
--- brokers do not mark a redelivery. A later attempt takes over the place in which an earlier one has left a cool-down.
+-- 1. Is another delivery of this message running or done? Every caller asks, because some brokers mark no redelivery. A later
+-- attempt takes the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
 if message then
   local marker = 'done:' .. task_id .. ':' .. message
@@ -114,7 +114,7 @@ if words.message then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- Deliveries of a message share one turn in the broker.
+        -- All deliveries of a message share its turn in the broker.
         twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
@@ -130,7 +130,7 @@ local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
     local its_grant = grant_of(key, each.place)
-    -- PEXPIRE first: see `begin_writing`.
+    -- PEXPIRE first: as the first write, HSET may be refused.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
     return {'granted', now, each.place, its_grant.fence, its_grant.since}
@@ -146,7 +146,7 @@ local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer then
   end_turn_of_former_policy()
-  return refused(newer.task_id, described(key, places) or described_calls({newer}))
+  return {'held', now, newer.task_id, described(key, places) or described_calls({newer})}
 end
 
 -- 4. Do the calls that go before take all free places?
@@ -154,7 +154,7 @@ local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if each.token and places_of(each.token) > 1 then
-    -- A waiter for the whole lock needs every place.
+    -- The caller gets no place before one that takes the whole lock.
     free = math.min(free, #before)
   end
   if free > 0 then
@@ -164,9 +164,8 @@ local function ranks_before(each)
   return #before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor: the successor yields to it, so both would wait for ever. A call yields to no successor that it displaces:
--- otherwise, frequent calls would displace each one before it runs.
+-- A successor is not heeded by a caller in a slot, because the slot may be the only one for the successor's message; by the
+-- queued call, which the successor heeds; nor by calls that displace it, as then none of them would ever run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -174,15 +173,15 @@ end
 if queued and not is_queued and heeds then
   ranks_before(queued)
 end
--- Wake the turns that go before: a holder that died has woken none. A newcomer that can wait yields to an unheard turn, too,
--- as long as the message of that turn may be on its way.
+-- Wake the turns that go before, because a holder that died has woken none. A newcomer that may wait yields to unheard turns
+-- whose messages may be on their way.
 local yields = is_newcomer and words.turn_for
 local from = line and (yields and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local behind = line and (ticket and ticket - 1 or line.last)
 if line and free > #before and behind >= from then
   local stopped_short = walk_line(key, line, from, behind, function(turn, its_ticket)
     if turn.is_message and is_queued then
-      -- That message heeds the mark of this call.
+      -- The run of that message would yield to this queued call.
       return
     elseif not (ticket or is_newcomer) and goes_before(this_call, turn) then
       return 'enough'
@@ -194,8 +193,8 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Wake others instead of the woken turns that have not come, unless the caller takes the place.
-  if missed > 0 and (looks or free <= #before) then
+  -- Instead of the missed turns wake others, unless the caller takes the place.
+  if line.missed > 0 and (looks or free <= #before) then
     wake_next(key, line, held)
   end
 end
@@ -203,7 +202,7 @@ end
 local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
--- 1 if the caller's turn is among the next few. 1 also if the first turn was woken, because its message may not come.
+-- If the first turn is woken, its message may not come: then all look again soon.
 local function nearness()
   local in_front = line and read_turn(key, line.front)
   local is_far = ticket and in_front and in_front.state ~= WOKEN and ticket - line.front >= NEXT_FEW
@@ -222,9 +221,7 @@ if looks and (free > #before or this_call.rank > 0 or not words.turn_for) then
   end
   local comes = free > #before or not (ticket or is_next)
   if own then
-    if comes or own.state ~= WOKEN then
-      own.state, own.since = comes and WOKEN or WAITING, now
-    end
+    own.state, own.since = comes and WOKEN or WAITING, now
     write_heard(key, line, ticket, own)
   end
   return {'looked', now, comes and 1 or 0, nearness(), math.max(0, soonest - now)}
@@ -251,7 +248,7 @@ if free > #before then
   if place > #places then
     call('HSET', key, 'places', place)
   end
-  -- The caller's marks end, but older calls that it has superseded may still come.
+  -- Remember the caller, because older calls that it has superseded may still come.
   local older_until = policy and is_queued and queued.supersedes or 0
   if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
@@ -280,17 +277,16 @@ if free > #before then
   return {'granted', now, place, fence, now, died}
 end
 
--- A call that has to wait still counts as queued.
+-- The queued call stays queued while it waits.
 local queued_until = words.queued_for and now + words.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
   redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(queued.value, ' .*$'))
   expire_after(key, queued_until - now)
 end
 
--- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that
--- has come again while no successor is coming. Any other call with a policy becomes the successor, except for a `rerun` call
--- that finds another task's successor: it asks again. A holder is asked to stop only once its successor was requeued:
--- until then, the successor's message may be lost.
+-- 6. Which call runs next? A call ends in favour of a run that was published later; a `rerun` call does so only if it has come
+-- again, and no successor is coming. Otherwise the call becomes the successor, but no `rerun` call displaces a stranger. A
+-- holder is asked to stop once its successor was requeued: until then, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'
 if policy == 'replace' or policy and has_come_again and not is_coming(successor) then
@@ -315,7 +311,7 @@ local rows = described(key, places) or described_calls(before)
 -- 7. Does the caller get a turn?
 if not words.turn_for then
   end_turn_of_former_policy()
-  return refused(next_one or '', rows)
+  return {'held', now, next_one or '', rows}
 end
 local turn = {
   state = (is_here or looks) and WAITING or COMING, since = now, deadline = now + words.turn_for * 1000, token = own_turn,
@@ -323,7 +319,7 @@ local turn = {
   rank = own and own.rank or not is_newcomer and this_call.rank or nil,
 }
 
--- A newcomer has no rank yet. It goes before turns that were published later, and refused less than `ON_ITS_WAY` ago.
+-- A newcomer passes turns that were published later, but only those that were refused a moment ago.
 local function passes(other)
   if turn.rank then
     return goes_before(turn, other)
@@ -331,8 +327,7 @@ local function passes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Search for the turn's position from one end of the line. Returns its ticket, the turns from there to that end, and
--- whether the search met a turn that stays.
+-- Returns the turn's ticket, the turns between it and this end of the line, and true if another turn stays behind them.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
@@ -350,13 +345,12 @@ line = line or {first = FIRST_TICKET, last = FIRST_TICKET - 1, front = FIRST_TIC
 if not own and line.last - line.first >= MOST_TURNS then
   line.first = tidied(key, line)
   if line.last - line.first >= MOST_TURNS then
-    return refused(next_one or '', rows)
+    return {'held', now, next_one or '', rows}
   end
 end
 begin_writing(key)
 if not own then
-  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first. To make room, the turns from
-  -- its position to the next void ticket move by `step`.
+  -- Search from the last ticket; for a turn that comes back, from the first one, too. Those in the way move to a void ticket.
   local step = 1
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)
@@ -370,16 +364,15 @@ if not own then
   for each = void - step, ticket, -step do
     call('HSET', key, 'q' .. each + step, moved[each].value, 'w' .. moved[each].token, each + step)
   end
-  -- A newcomer takes the rank of the turns that it goes before.
   local rank = now
   for _, other in pairs(moved) do
     rank = math.min(rank, other.rank)
   end
   turn.rank = turn.rank or rank
-  -- The turn at the front may have moved to the ticket before.
+  -- The turn at the front may have moved.
   line.front = step < 0 and void < line.front and line.front - 1 or line.front
   line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end
 write_heard(key, line, ticket, turn)
 expire_after(key, turn.deadline - now)
-return refused(next_one or '', rows, turn.rank, nearness(), math.max(0, soonest - now))
+return {'held', now, next_one or '', rows, turn.rank, nearness(), math.max(0, soonest - now)}

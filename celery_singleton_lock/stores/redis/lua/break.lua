@@ -1,11 +1,11 @@
 -- Ask holders of a lock to stop, and drop the marks that keep others out. The caller then wakes waiters by release.lua.
 --
 -- KEYS[1]  lock key
--- @argument by     the person who asks.
+-- @argument by     the person who asks
 -- @argument words  `force`: free the places at once, although bodies may still run. `marks`: drop marks and cool-downs.
 -- The tokens of the holders follow.
 --
--- Returns  {now, dropped, holders}  the marks that have ended; the holders that were found, seven values each
+-- Returns  {now, dropped, rows}  the names of the marks that were dropped, and the holders that were found
 
 -- @include time
 -- @include lock

@@ -1,27 +1,23 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- The slots are one hash. The field of an entry is `<due> <fence> <sent>` of the last claimed slot; a new entry begins with
--- `sent` = `due`. In the leader's own field, '\31' <hostname>:<pid>, `due` and `sent` are the moment at which it was seen.
---
--- KEYS[1]  hash of the slots
--- @argument verb   `claim`, `note` or `forget`.
+-- KEYS[1]  hash of the slots: an entry, or '\31<hostname>:<pid>' of the leader, has `<due> <fence> <sent>` of its last slot
+-- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
--- @argument due    microseconds.
--- @argument fence  the fence of the caller's lease.
--- @argument sent   microseconds, for `note`.
--- @argument lasts  milliseconds for which the slot is remembered.
+-- @argument due    microseconds
+-- @argument fence  of the caller's lease
+-- @argument sent   microseconds, for `note`
+-- @argument lasts  milliseconds for which the slot is remembered
 --
 -- Returns  1 changed | 0 the slot was sent already, or a later leader has come
 
 local known = redis.call('HGET', KEYS[1], entry) or '0 0 0'
-local last_due, last_fence, last_sent = string.match(known, '^(%d+) ?(%d*) ?(%d*)')
-local was_sent = (tonumber(last_sent) or 0) >= tonumber(last_due) and tonumber(last_due) >= tonumber(due)
-if (tonumber(last_fence) or 0) > tonumber(fence) or verb == 'claim' and was_sent then
+local last_due, last_fence, last_sent = string.match(known, '^(%d+) (%d+) (%d+)')
+local was_sent = tonumber(last_sent) >= tonumber(last_due) and tonumber(last_due) >= tonumber(due)
+if tonumber(last_fence) > tonumber(fence) or verb == 'claim' and was_sent then
   return 0
 elseif verb == 'forget' then
   return redis.call('HDEL', KEYS[1], entry)
 end
-local at = verb == 'note' and sent or tonumber(last_sent) and last_sent or '0'
-redis.call('HSET', KEYS[1], entry, due .. ' ' .. fence .. ' ' .. at)
+redis.call('HSET', KEYS[1], entry, due .. ' ' .. fence .. ' ' .. (verb == 'note' and sent or last_sent))
 redis.call('PEXPIRE', KEYS[1], lasts)
 return 1

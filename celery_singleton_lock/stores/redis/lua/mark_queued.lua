@@ -2,25 +2,21 @@
 --
 -- KEYS[1]  lock key
 -- @argument task_id
--- @argument lasts     milliseconds until the mark ends if the call never comes.
--- @argument cooldown  milliseconds for which no other call is published.
--- @argument words     `limit`: if not 0, the call is refused while runs hold that many places. `sent`: a `PublishMode`.
---                     `newest`: the call supersedes a queued call that was published before. `due_in`: milliseconds until
---                     the call is due. `within`: the call is due at most so many milliseconds after the publication
---                     of the first superseded call.
--- @argument about     the rest of the mark, see parts/marks.lua.
+-- @argument lasts     milliseconds until the mark ends if the call never comes
+-- @argument cooldown  milliseconds for which no other call is published
+-- @argument words     see `Store.mark_queued`; durations in milliseconds
+-- @argument about     the label and the rest of the mark, see parts/marks.lua
 --
--- Returns  {'marked', sooner}          Publish the call, due earlier by so many microseconds.
---          {'held', now, '', holders}  The queued call is in the way, else a run, else the call of the cool-down.
+-- Returns  {'marked', sooner}       Publish the call, due earlier by so many microseconds.
+--          {'held', now, '', rows}  The queued call is in the way, else a run, else the call of the cool-down.
 
 -- @include time
 local key = KEYS[1]
 local labelled = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. labelled
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
--- Every lock has an expiry, so a hash without one was made by this mark.
-local is_first = is_marked and call('PEXPIRE', key, lasts, 'NX') == 1
-if is_first and cooldown == '0' then
+-- Only a new hash has no expiry.
+if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 and cooldown == '0' then
   return {'marked', 0}
 end
 
@@ -31,16 +27,11 @@ local function set_mark(name, milliseconds, text)
   expire_after(key, milliseconds * 1000)
 end
 
-local function refuse(holders)
+local function refuse(rows)
   if is_marked then
     call('HDEL', key, 'queued')
   end
-  return refused('', holders)
-end
-
-if is_first then
-  set_mark('cooldown', cooldown, task_id)
-  return {'marked', 0}
+  return {'held', now, '', rows}
 end
 
 local words = words_in(words)
@@ -63,7 +54,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- Ignore runs whose call has ended: otherwise the new call's work would be lost.
+  -- A run whose call has ended does not do the new call's work.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)
@@ -82,7 +73,7 @@ if words.newest and older_until > 0 then
     sooner = math.max(0, now + words.due_in * 1000 - math.max(now, first + words.within * 1000))
   end
 end
--- An earlier due time shortens a mark, but not one with `due_for`, which ends at `expires`.
+-- A mark with `due_for` ends at the call's `expires`, however early the call is due.
 set_mark('queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
 if cooldown ~= '0' and not is_cooling then
   set_mark('cooldown', cooldown, task_id)

@@ -1,19 +1,15 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   the token that was given to acquire.lua. With `~`, which nobody has, the script only writes the marker,
---                   or only wakes turns.
--- @argument words   `size`: the number of fields if the hash has nothing but this holder. `place`, if known. `min_hold`:
---                   milliseconds after its grant for which the place stays taken. If a run has ended for good: its
---                   `attempt`, and the fields of an `Ending`, with milliseconds in `kept`.
--- @argument marker  the message's marker, given with `attempt`.
+-- @argument token   `~`, which nobody has, to write only a marker, or to wake only turns
+-- @argument words   `size`: fields of a hash that has only this holder. `place`, if known. `min_hold`: milliseconds
+--                   after the grant for which the place stays taken. With a marker: `attempt`, and fields of an `Ending`.
+-- @argument marker  of the message whose run has ended
 --
--- Returns  1                      released; nothing else was in the lock.
---          {lost, marked, short}  `lost`: `taken` if the place was lost to another caller, `expired` if it was lost to
---                                 nobody, or an empty text. `marked`: 1 if the marker was left. `short`: 1 if nobody
---                                 listens for the turns that were read, and more turns follow: ask again.
+-- Returns  1                      The lock is free, and nothing is left in the hash.
+--          {lost, marked, short}  `lost`: `taken` by another caller, `expired`, or empty. `marked`: 1 if the marker was left.
+--                                 `short`: 1 if more turns may have to be woken: release `~`.
 
--- The usual release: the hash has only the fields of the usual acquire.
 local call, key = redis.call, KEYS[1]
 local size = call('HLEN', key)
 if size == tonumber(string.match(words, '^size=(%d+)')) and call('HEXISTS', key, token) == 1 then
@@ -29,7 +25,7 @@ local words = words_in(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (words.min_hold or 0) * 1000
 local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
--- HDEL first: see `begin_writing`.
+-- HDEL first: as the first write, HSET may be refused.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''
@@ -39,12 +35,12 @@ local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for place, each in ipairs(lock.places) do
   if each.token == token and (not words.place or tonumber(words.place) == place) then
     copy_has_come = marker and call('HEXISTS', key, place .. ':c') == 1
-    -- If this server's clock was set back, the grant lies in the future, and the place would stay taken for longer.
+    -- If this server's clock was set back, the grant lies in the future.
     local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
     is_kept, lost = free_at > now, ''
     each.alive = is_kept
     if is_kept then
-      -- Nobody has the new token, so nobody renews or releases the place.
+      -- Under this token, nobody renews or releases the place.
       forget_token(key, place, token)
       call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
       expire_after(key, free_at - now)

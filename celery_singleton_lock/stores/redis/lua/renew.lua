@@ -1,14 +1,10 @@
 -- Restart the ttl of each lease, if it is still the caller's.
 --
--- A token is a field of the lock's hash while its lease lasts. Then HSET of its deadline adds no field, and answers 0.
---
 -- KEYS[i]    lock key of lease i
--- ARGV[1]    ttl of all of them, in milliseconds
+-- ARGV[1]    ttl of all leases, in milliseconds
 -- ARGV[i+1]  token of lease i
 --
--- Returns  an answer for each lease, and then the time of this server in microseconds. The answers:
---          1 renewed | 2 renewed, a successor asks the holder to stop | 4 renewed, a person asks the holder to stop
---          0 lost, another caller has the lock, or another program has written its key | -1 lost, nobody has the lock
+-- Returns a `Renewal` for each lease, and then the time of this server in microseconds.
 
 -- @include time
 local deadline = format('%.0f', now + ARGV[1] * 1000)
@@ -18,12 +14,13 @@ local answers = {}
 -- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
 redis.pcall('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
+  -- HSET answers 0 if the field was there: the lease lasts, and nobody has asked its holder to stop.
   local written = redis.pcall('HSET', key, ARGV[i + 1], deadline)
   if written == 0 then
     call('PEXPIRE', key, expiry, 'GT')
     answers[i] = 1
   elseif written ~= 1 then
-    -- A key that is no hash any more ends only its own lease.
+    -- A key that another program has written ends only its own lease.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end

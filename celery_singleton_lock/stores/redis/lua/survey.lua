@@ -2,18 +2,15 @@
 --
 -- KEYS[1]  lock key
 --
--- Returns  {now, fence, waiting, marks, holders, turns, asked}, with an empty text for an unknown fence.
---   fence    the greatest fence that was given.
---   waiting  the number of turns, unread tickets included.
---   marks    the marks in force. Each mark, each of `holders`, and each turn of the first waiters is seven values.
---   asked    the token of each holder that was asked to stop, and the person who asked; empty for a successor.
+-- Returns  {now, fence, waiting, marks, holders, turns, asked}: see `LockState`. `marks`, `holders` and `turns` are rows, see
+--          parts/lock.lua. `asked`: pairs of the token of a holder that was asked to stop, and the person, or an empty text.
 
 -- @include time
 -- @include lock
 -- @include marks
 -- @include successor
 -- @include queue
-local MOST_SHOWN = 160 -- tickets of a long line that are read, so that the script takes less than a millisecond
+local MOST_SHOWN = 160 -- tickets that are read, so that the script takes less than a millisecond
 local key = KEYS[1]
 local lock = read_lock(key, '')
 local line, marks, turns, asked, waiting = lock.line, {}, {}, {}, 0
@@ -34,7 +31,7 @@ local function add_turns(from, stop)
 end
 
 if line then
-  -- However many unheard turns are in front, half of the tickets are left for those that will be woken.
+  -- At least half of the tickets are left for turns that will be woken.
   local unheard, others = line.front - line.first, line.last - line.front + 1
   local read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
   local stop = math.min(line.last, line.front + MOST_SHOWN - read - 1)

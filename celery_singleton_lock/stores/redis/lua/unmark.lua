@@ -2,14 +2,12 @@
 --
 -- KEYS[1]  lock key
 -- @argument task_id
--- @argument words      `ends_cooldown`: others may be published at once. `call_ended`: the call has ended, although its run
---                      may still hold a place. `heeds`: a queued call goes before. With `succeeds` and `published`
---                      of a `Claim`, the call begins unless a newer call supersedes it.
--- @argument task_name  the task's name if the lock has another name.
+-- @argument words      see `Store.unmark`
+-- @argument task_name  the task's name if the lock has another name
 --
--- Returns  1                              the marks have ended, if there were any.
---          {'held', now, newer, holders}  Nothing has changed. `holders` has the call that goes before; `newer` its task id if
---                                         it supersedes this one, else an empty text.
+-- Returns  1                           The call has no mark and no turn any more.
+--          {'held', now, newer, rows}  Another call goes before, and nothing has changed. `newer`: its task id if it supersedes
+--                                      this one, or empty.
 
 -- @include time
 -- @include lock
@@ -26,7 +24,7 @@ if policy then
   local this_call = {task_id = task_id, task_name = task_name or '', policy = policy, published = published, newest = 'queued'}
   local newer = newer_call(this_call, queued, successor)
   if newer then
-    return refused(newer.task_id, described_calls({newer}))
+    return {'held', now, newer.task_id, described_calls({newer})}
   end
   local older_until = queued and (is_queued and queued.supersedes or queued.deadline) or 0
   if older_until > 0 then
@@ -35,7 +33,7 @@ if policy then
     set_successor(key, this_call)
   end
 elseif words.heeds and queued and not is_queued then
-  return refused('', described_calls({queued}))
+  return {'held', now, '', described_calls({queued})}
 end
 if is_next and not policy then
   if successor.policy == 'replace' then

@@ -1,16 +1,17 @@
 -- The fields of places and holders:
---   `<place>`           token of its holder. ~ begins the token of a cool-down. * begins a token that takes the whole lock: it
---                       is granted while no place is taken, and keeps all others out.
---   `<token>`           deadline of that holder. The field is `!<token>` once the holder was asked to stop.
---   `broken:<token>`    the person who has asked the holder to stop. `replaced:<token>` is the successor that asked.
---   `<place>:`          the grant: its moment, the fence minus that moment, ttl in milliseconds, pid, attempt,
---                       publication; then words. Ignore unknown words. `no-result`: nobody else can read the holder's
---                       result. `ended`: the call has ended, although its run may go on. A value of more than 64 bytes
---                       doubles the memory of the hash.
---   `<place>:i`         task id. `<place>:h` is the hostname.
---   `<place>:n`         task name, if the lock has another name; then '\31' and the label, if there is one.
---   `<place>:c`         a copy of the holder's message has come.
---   `places`            the highest place in use, if that is not 1. `fence` is the greatest fence that was given.
+--   `<place>`           the holder's token. ~ begins the token of a cool-down, * a token that takes the whole lock.
+--   `<token>`           the holder's deadline. The field is `!<token>` once the holder was asked to stop.
+--   `broken:<token>`    the person who has asked the holder to stop
+--   `replaced:<token>`  the successor that has asked the holder to stop
+--   `<place>:`          the grant: moment, fence minus moment, ttl in milliseconds, pid, attempt, publication, words.
+--                       `no-result`: nobody else can read the result. `ended`: the call has ended, its run may go on.
+--                       A grant of more than 64 bytes doubles the memory of the hash.
+--   `<place>:i`         task id
+--   `<place>:h`         hostname
+--   `<place>:n`         task name if the lock has another name, then '\31' and the label if there is one
+--   `<place>:c`         1 once a copy of the holder's message has come
+--   `places`            the highest place in use, if that is not 1
+--   `fence`             the greatest fence that was given
 local A_FEW = 8 -- holders, or calls that go before, in an answer
 local ALL = 1000000 -- more than any limit
 
@@ -18,7 +19,6 @@ local function integer(number)
   return string.format('%.0f', number)
 end
 
--- The words of an argument by their names: `name=value`, or a name alone, with an empty value.
 local function words_in(text)
   local words = {}
   for name, value in string.gmatch(text or '', '([%l_]+)=?(%S*)') do
@@ -32,7 +32,6 @@ local function begin_writing(key)
   call('HDEL', key, '')
 end
 
--- Never shortens the expiry.
 local function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
   if call('PEXPIRE', key, milliseconds, 'GT') == 0 then
@@ -88,7 +87,7 @@ local function ask_to_stop(key, each)
   end
 end
 
--- Take back a successor's request to stop, which the holders may not have heard yet. A person's request stays.
+-- Take back a successor's request to stop; a person's request stays.
 local function let_holders_stay(key, places)
   for _, each in ipairs(places) do
     if each.alive and each.asked_to_stop and call('HEXISTS', key, 'broken:' .. each.token) == 0 then
@@ -107,14 +106,14 @@ local function empty_place(key, place, token)
   call('HDEL', key, place, place .. ':', place .. ':i', place .. ':h', place .. ':n')
 end
 
--- A holder is seven values in an answer: place, token, deadline, grant, task id, hostname, task name and label.
-local function add_values(rows, values)
+-- A row of an answer is seven values: place, token, deadline, grant, task id, hostname, task name and label.
+local function add_row(rows, values)
   for i = 1, 7 do
     rows[#rows + 1] = values[i] or ''
   end
 end
 
--- A few of the holders, sorted by deadline; nil if there are none.
+-- Rows of a few holders, sorted by deadline; nil without holders.
 local function described(key, places, most)
   local alive, rows = {}, {}
   for _, each in ipairs(places) do
@@ -126,27 +125,20 @@ local function described(key, places, most)
   for i = 1, math.min(#alive, most or A_FEW) do
     local place = alive[i].place
     local facts = call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n')
-    add_values(rows, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
+    add_row(rows, {place, alive[i].token, integer(alive[i].deadline), unpack(facts)})
   end
   return #alive > 0 and rows or nil
 end
 
--- Calls that hold nothing, in the form of holders. Instead of a place they have a word, and instead of a hostname the queue of
--- the message. Instead of a grant they have four numbers, 0 if unknown: the publication; how many milliseconds a mark lasts
--- after the call's due time; 1 if a turn is unheard; the moment of a turn's rank.
+-- Rows of calls that hold nothing: a word for the place, the message's queue for the hostname, and for the grant four numbers,
+-- 0 if unknown: publication, milliseconds that a mark lasts after the call's due time, 1 for an unheard turn, a turn's rank.
 local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do
     local each = calls[i]
     local numbers = format('%.0f %.0f %d %.0f', each.published, each.due_for or 0, each.is_unheard and 1 or 0, each.rank or 0)
     local name = (each.task_name or '') .. (each.label and '\31' .. each.label or '')
-    add_values(rows, {each.word, each.token, integer(math.max(each.deadline, now)), numbers, each.task_id, each.queue, name})
+    add_row(rows, {each.word, each.token, integer(math.max(each.deadline, now)), numbers, each.task_id, each.queue, name})
   end
   return rows
-end
-
--- The answer to a caller that gets no place. `successor` is a task id, or an empty text. `rows` are a few holders, or calls
--- that go before. If the caller has a turn, `rank` is the moment of its rank; `near` and `free_in` are as in `looked`.
-local function refused(successor, rows, rank, near, free_in)
-  return {'held', now, successor, rows, rank, near, free_in}
 end

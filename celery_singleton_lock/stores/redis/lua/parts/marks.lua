@@ -1,10 +1,10 @@
 -- The marks of calls that hold nothing:
---   `queued`    the call that is unique in the queue.
---   `cooldown`  the call whose publishing keeps the key in a cool-down.
--- A mark is `<until> <task id>`. Three parts may follow, each after a '\31': the label, the queue of the message, and four
--- numbers, 0 if unknown: the publication; how many milliseconds the mark lasts after the call's due time; the moment until
--- which superseded calls may come; the publication of the first superseded call.
-local RESULT_GRACE = 5000000 -- time to store a result; a process that has not done so by then is taken for dead
+--   `queued`    the call that is unique in the queue
+--   `cooldown`  the call whose publishing keeps the key in a cool-down
+--   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes>,<first>`
+-- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes`:
+-- until then, superseded calls may come. `first`: publication of the first superseded call.
+local RESULT_GRACE = 5000000 -- a process that has not stored its result by then is taken for dead
 local SAMPLE = 10
 
 local function mark_of(value, word)
@@ -21,11 +21,9 @@ local function mark_of(value, word)
   end
 end
 
--- The marker of a message, for its later deliveries: `done:<task id>:<publication>` is `<until> <attempt> <outcome> <when>`
--- of the last run that has ended. The outcomes:
---   `retried`  another attempt follows.
---   `ended`    the result is about to be stored.
---   `stored`   the result is there.
+-- The marker tells later deliveries of a message that a run has ended:
+--   `done:<task id>:<publication>`  `<until> <attempt> <outcome> <when>`
+--   outcomes                        `retried`, `ended` (the result is about to be stored), `stored`
 local function read_marker(key, marker)
   local deadline, attempt, outcome, at = string.match(call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
@@ -34,7 +32,7 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Keep the marker for as long again: behind a copy that was delivered late, another one may be on its way.
+-- Behind a copy that was delivered late, another one may be on its way. So keep the marker for as long again.
 local function keep_marker(key, marker)
   local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - at
@@ -45,8 +43,7 @@ local function keep_marker(key, marker)
   end
 end
 
--- Keeps a later attempt, and a later outcome of this attempt. Redis expires no single field. So each call deletes expired
--- markers among a few random fields, which keeps their share at about a tenth.
+-- Redis before 7.4 expires no single field. To delete expired markers among a few random fields keeps their share at a tenth.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

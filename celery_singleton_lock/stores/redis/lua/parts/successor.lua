@@ -1,8 +1,7 @@
--- The successor is the call that runs next.
---   `next`  `<until> <superseding until> <publication> <policy> <task id>`, then '\31' and the task's name.
--- Before `<until>` the successor is coming, and the next free place is kept for it. `<until>` is 0 once its run has begun.
--- Before `<superseding until>`, the successor supersedes older calls that were once the newest.
-
+-- The successor is the call that runs next:
+--   `next`  `<deadline> <supersedes> <published> <policy> <task id>\31<task name>`
+-- Until `deadline` the next free place is kept for the successor; 0 once its run has begun. Until `supersedes` the successor
+-- supersedes older calls.
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
@@ -30,8 +29,7 @@ local function wake_successor(key, successor)
   end
 end
 
--- The relation of a call to the successor. The policy of a call that never becomes the successor is nil. The two are of one
--- kind if both policies are `replace`, or `rerun` of one task. Then:
+-- How a call stands to the successor, if both policies are `replace`, or both `rerun` of one task:
 --
 --   the successor               was published before the call   was published later
 --   is coming                   older_yields                    newer_wins
@@ -39,15 +37,11 @@ end
 --   has begun, is remembered    predecessor                     newer_wins if the call was the newest, otherwise predecessor
 --   has begun, is forgotten     none                            none
 --
--- If the kinds differ, the table's `newer_wins` still holds for a `replace` call. Any other coming successor is a
--- `stranger`, the rest `none`.
---
---   `mine`          the successor is the call.
---   `newer_wins`    the call ends in favour of the successor.
---   `older_yields`  the successor ends in favour of the call.
---   `predecessor`   the call now supersedes the older calls that the successor superseded: otherwise one that comes late
---                   would run after newer calls.
---   `stranger`      the call waits until the successor has run.
+--   `mine`          The successor is the call.
+--   `newer_wins`    The call ends in favour of the successor; also a `replace` call in favour of a `rerun` successor.
+--   `older_yields`  The successor ends in favour of the call.
+--   `predecessor`   The call supersedes what the successor superseded. Otherwise an older call would run after newer ones.
+--   `stranger`      The policies differ, and the call waits until the successor has run.
 local function relation(caller, successor)
   if not successor then
     return 'none'
@@ -69,7 +63,6 @@ local function relation(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- The newer queued call or successor that supersedes a call with a policy.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
@@ -77,7 +70,7 @@ local function newer_call(caller, queued, successor)
   return relation(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- The task id of a run that was published after the call. No call yields to a `Lock`, which has no task id.
+-- No call yields to a `Lock`, which has no task id.
 local function newer_run(key, places, caller)
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
