@@ -126,7 +126,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     would_be_lost = is_early or any(each.call_ended for each in answer.holders)
     if would_be_lost and run.can_be_requeued:
         policy = policy.for_later_attempt()
-    run.notes.rank = answer.rank if policy.takes_turns else 0
+    if policy.takes_turns:
+        run.notes.rank = answer.rank
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, WaitsHere):
         return _settle(run, policy, _wait(run, answer.first, min(fate.seconds, _longest_wait(run))))

@@ -406,6 +406,25 @@ def test_a_copy_that_has_joined_leaves_nothing_whatever_policy_its_task_has_by_n
     assert (state.next, state.turns) == (None, ())
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise", "wait", "join", "rerun", "replace"])
+def test_a_turn_ends_with_its_message_whatever_policy_its_task_has_by_now(world: World, policy: str) -> None:
+    world.define(lock_on_conflict="reschedule")
+    ends = world.is_held()
+    assert world.deliver(publish(world)) == "RETRY"
+    waiting = world.sent
+    world.task.lock_on_conflict = policy
+    world.task.lock_wait_timeout = 0.1 if policy == "wait" else None
+
+    state = world.deliver(waiting)
+    world.app.backend.store_result("the-holder", "of the holder", states.SUCCESS)
+    ends()
+    if state == "RETRY":
+        state = world.deliver(world.sent)
+
+    assert state in states.READY_STATES
+    assert world.task.lock_state().turns == ()
+
+
 @pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_acknowledged(

@@ -16,11 +16,12 @@
 --          {'granted', now, place, fence, since, died}    `died`: task id, hostname, name of the holder that died there
 --          {'done', now, attempt, outcome}                A run of this message has ended.
 --          {'looked', now, comes, near, free_in}          `comes`: 1 if the message has to ask for the lock
---          {'walked', now}                                Too many turns are unheard: ask again.
---          {'held', now, next, rows, rank, near, free_in} `next`: task id of the successor, or empty. `rows` describe holders,
---                                                         or calls that go before. The rest only for a caller with a turn:
---                                                         `near` is 1 if it looks again in a few seconds; `free_in` are
---                                                         microseconds until a place is free if nobody renews.
+--          {'walked', now}                                Many turns are unheard: ask again.
+--          {'held', now, next, rows}                      `next`: task id of the successor, or empty
+--                                                         `rows`: holders, or else calls that go before
+--          {'held', now, next, rows, rank, near, free_in} The caller has a turn.
+--                                                         `near`: 1 if the turn looks again in a few seconds
+--                                                         `free_in`: microseconds until a place is free if nobody renews
 --          {'twin', now, '', rows}                        Another delivery of the message holds the lock, or waits.
 
 -- @include time
@@ -53,7 +54,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- a free place is kept for the successor until then, as its message may be lost
+local PATIENCE = 30000000 -- a free place is kept for the successor no longer, because its message may be lost
 local FIRST_TICKET = 1000 -- a call that comes back may get a smaller ticket, even below zero
 
 ttl = tonumber(ttl)
@@ -73,15 +74,8 @@ local this_call = {
 local is_newcomer = not ticket and this_call.rank == 0
 local place
 
--- If a deploy changed a task's policy, the run of a waiting message knows of no turn, and would leave it in the line.
-local function end_turn_of_former_policy()
-  if ticket and not words.turn_for then
-    leave_line(key, ticket, own_turn)
-  end
-end
-
--- 1. Is another delivery of this message running or done? Every caller asks, because some brokers mark no redelivery. A later
--- attempt takes the place in which an earlier one has left a cool-down.
+-- 1. Is another delivery of this message running or done? Every caller reads the marker, because some brokers mark no
+-- redelivery. A later attempt takes the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
 if message then
   local marker = 'done:' .. task_id .. ':' .. message
@@ -130,7 +124,7 @@ local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
     local its_grant = grant_of(key, each.place)
-    -- PEXPIRE first: as the first write, HSET may be refused.
+    -- PEXPIRE first, as in `begin_writing`: a server out of memory would refuse HSET.
     expire_after(key, 2000 * ttl)
     set_deadline(key, each, now + ttl * 1000)
     return {'granted', now, each.place, its_grant.fence, its_grant.since}
@@ -145,7 +139,6 @@ end
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer then
-  end_turn_of_former_policy()
   return {'held', now, newer.task_id, described(key, places) or described_calls({newer})}
 end
 
@@ -164,8 +157,9 @@ local function ranks_before(each)
   return #before >= free and 'enough'
 end
 
--- A successor is not heeded by a caller in a slot, because the slot may be the only one for the successor's message; by the
--- queued call, which the successor heeds; nor by calls that displace it, as then none of them would ever run.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
+-- successor: the successor yields to it, so both would wait for ever. A call yields to no successor that it displaces:
+-- otherwise, frequent calls would displace each one before it runs.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -202,7 +196,7 @@ end
 local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
--- If the first turn is woken, its message may not come: then all look again soon.
+-- While the first turn is woken, each turn counts as near: the message of the first may not come.
 local function nearness()
   local in_front = line and read_turn(key, line.front)
   local is_far = ticket and in_front and in_front.state ~= WOKEN and ticket - line.front >= NEXT_FEW
@@ -310,7 +304,6 @@ local rows = described(key, places) or described_calls(before)
 
 -- 7. Does the caller get a turn?
 if not words.turn_for then
-  end_turn_of_former_policy()
   return {'held', now, next_one or '', rows}
 end
 local turn = {
@@ -327,7 +320,7 @@ local function passes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Returns the turn's ticket, the turns between it and this end of the line, and true if another turn stays behind them.
+-- Returns the turn's ticket, the turns that have to move, and true if the search met one that stays.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do
@@ -350,7 +343,7 @@ if not own and line.last - line.first >= MOST_TURNS then
 end
 begin_writing(key)
 if not own then
-  -- Search from the last ticket; for a turn that comes back, from the first one, too. Those in the way move to a void ticket.
+  -- A new turn belongs near the last ticket; a turn that comes back, mostly near the first.
   local step = 1
   local moved, is_found
   ticket, moved, is_found = position_from(line.last, -1)

@@ -1,14 +1,14 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   `~`, which nobody has, to write only a marker, or to wake only turns
+-- @argument token   with `~`, which nobody has, the script only writes the marker, or only wakes turns
 -- @argument words   `size`: fields of a hash that has only this holder. `place`, if known. `min_hold`: milliseconds
 --                   after the grant for which the place stays taken. With a marker: `attempt`, and fields of an `Ending`.
 -- @argument marker  of the message whose run has ended
 --
 -- Returns  1                      The lock is free, and nothing is left in the hash.
 --          {lost, marked, short}  `lost`: `taken` by another caller, `expired`, or empty. `marked`: 1 if the marker was left.
---                                 `short`: 1 if more turns may have to be woken: release `~`.
+--                                 `short`: 1 if more turns may have to be woken; a release of `~` wakes them.
 
 local call, key = redis.call, KEYS[1]
 local size = call('HLEN', key)
@@ -25,7 +25,7 @@ local words = words_in(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (words.min_hold or 0) * 1000
 local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
--- HDEL first: as the first write, HSET may be refused.
+-- HDEL first, as in `begin_writing`: a server out of memory would refuse HSET.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''

@@ -40,12 +40,10 @@ local function expire_after(key, microseconds)
 end
 
 local function grant_of(key, place)
-  local since, ahead, attempt, published =
-    string.match(call('HGET', key, place .. ':') or '', '^(%d+) ?(%S*) ?%d* ?%S* ?(%d*) ?(%d*)')
-  since = tonumber(since) or 0
+  local grant = call('HGET', key, place .. ':')
+  local since, ahead, attempt, published = string.match(grant, '^(%d+) (%d+) %d+ %d+ (%d+) (%d+)')
   return {
-    since = since, fence = since + (tonumber(ahead) or 0), attempt = tonumber(attempt) or 0,
-    published = tonumber(published) or 0,
+    since = tonumber(since), fence = since + ahead, attempt = tonumber(attempt), published = tonumber(published),
   }
 end
 

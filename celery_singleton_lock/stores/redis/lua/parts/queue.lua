@@ -80,7 +80,7 @@ local function tell(key, turn, word)
   return type(listeners) == 'number' and listeners or 1
 end
 
--- False if nobody listens, nor will soon.
+-- Returns false if nobody listens for the turn, now or soon.
 local function wake_turn(key, ticket, turn)
   if turn.state == WOKEN then
     return true
