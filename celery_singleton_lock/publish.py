@@ -23,7 +23,7 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError,
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import endings, message
-from celery_singleton_lock.runs.run import Phase, Run
+from celery_singleton_lock.runs.run import ASKING, Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
@@ -79,27 +79,21 @@ def options_by_name(
     task_id: Any = None, producer: Any = None, link: Any = None, link_error: Any = None, shadow: Any = None, **rest: Any
 ) -> dict[str, Any]:
     """Options of `apply_async`, some of which Celery takes by position as well."""
-    named = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
-    return {**named, **rest}
-
-
-def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
-    run = message.run_of(task.request)
-    is_own = run is not None and run.phase is not Phase.ASKING and str(options.get("task_id")) == run.task_id
-    return run if is_own else None
+    return {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error, "shadow": shadow, **rest}
 
 
 def _known_of(
-    task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
-) -> tuple[message.Notes, str | None]:
-    """The notes that the call has already, and its key, or None for a call without a key.
+    task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> tuple[message.Notes, str | None, Run | None]:
+    """The notes that the call has already; its key if that is known; and the run that publishes its own retry.
 
     A call keeps its key: serialising may have changed its arguments, or a deploy may have changed the code of its key.
     """
-    if run is not None:
-        return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None
-    headers = options.get("headers")
     task_id = options.get("task_id")
+    run = message.run_of(task.request) if options.get("retries") else None
+    if run is not None and run.phase is not ASKING and str(task_id) == run.task_id:
+        return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None, run
+    headers = options.get("headers")
     # Without a task id the call is new, even if a body has handed on its own headers.
     notes = message.Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = _of_a_dead_run.get()
@@ -110,8 +104,8 @@ def _known_of(
         elif task.request.id == task_id:
             notes = message.notes_of(task.request).of_the_call()
     if dead is not None:
-        return notes, notes.key
-    return notes, (notes.key or None) if notes.tries else None
+        return notes, notes.key, None
+    return notes, (notes.key or None) if notes.tries else None, None
 
 
 def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
@@ -143,8 +137,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # Read the options first: this waits until another thread has bound the task, which has no request before.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
-    run = _own_run(task, options) if is_retry else None
-    notes, key = _known_of(task, run, args, kwargs, options)
+    notes, key, run = _known_of(task, args, kwargs, options)
     problem = None
     try:
         if key is None:
@@ -177,7 +170,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         return sent
     # A main process makes no label, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    call = _QueuedCall(task, key, notes, noted, label, has_own_id=bool(options.get("task_id")))
+    call = _QueuedCall(task, notes, noted, label, bool(options.get("task_id")))
     return _ending_its_mark(task, key, call.publish(send))
 
 
@@ -247,31 +240,25 @@ def _is_body_of_chord(task_id: Any) -> bool:
 class _QueuedCall:
     """A call that is published only if no other call stands for it."""
 
-    def __init__(
-        self, task: Any, key: str, notes: message.Notes, options: dict[str, Any], label: str, *, has_own_id: bool
-    ) -> None:
+    sent: PublishMode = ""
+    """How to mark a call that is sent in any case, because somebody waits for it."""
+
+    def __init__(self, task: Any, notes: message.Notes, options: dict[str, Any], label: str, has_own_id: bool) -> None:
         self.task = task
         self.wanted: LockOptions = task.lock_options
         self.store = store_of(task.app)
-        self.key = key
+        self.key = notes.key
+        self.notes = notes
         self.options = options
         self.label = label
         self.task_id = notes.task_id
         self.has_own_id = has_own_id
-        # A caller may use an id of its own again; the publication tells the two calls apart.
-        self.published = notes.first_published if has_own_id or self.wanted.newest_wins else 0
         self.is_retry = bool(options.get("retries"))
-        self.sent: PublishMode = self._mode()
-
-    def _mode(self) -> PublishMode:
-        """How to mark a call that is sent in any case, because somebody waits for it; else empty."""
-        options = self.options
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
-        is_waited_for = is_waited_for or (self.has_own_id and _is_body_of_chord(self.task_id))
-        if not is_waited_for or message.DUE_HEADER in options["headers"]:
-            return ""
-        # A retry is older than whatever is queued by now.
-        return "over" if self.is_retry else "anyway"
+        is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
+        if is_waited_for and message.DUE_HEADER not in options["headers"]:
+            # A retry is older than whatever is queued by now.
+            self.sent = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Send) -> AsyncResult:
         is_asking = True
@@ -322,7 +309,8 @@ class _QueuedCall:
             label=self.label,
             sent=self.sent,
             queue=queue,
-            published=self.published,
+            # A caller may use an id of its own again; the publication tells the two calls apart.
+            published=self.notes.first_published if self.has_own_id or wanted.newest_wins else 0,
             due_for=due_for,
             newest=wanted.newest_wins,
             due_in=due_in,

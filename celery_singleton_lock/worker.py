@@ -187,7 +187,7 @@ class SingletonRequest(Request):
             return None
         notes = self._notes()
         timeout = None if notes.newest else self.task.lock_options.wait_timeout
-        claim = claim_in_line(self.task, lease.claim, notes, self.request_dict)
+        claim = claim_in_line(self.task.lock_options, lease.claim, notes, self.request_dict)
         return InLine(lease.store, claim, float("inf") if timeout is None else timeout)
 
     def _runs_in_a_child(self) -> bool:

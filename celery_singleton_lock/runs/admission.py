@@ -1,31 +1,19 @@
 """Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NoReturn
 
-from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.definition.options import LockOptions, OnStoreError, broker_delays
+from celery_singleton_lock.definition.options import LockOptions, broker_delays
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import Notes, has_copies, publish_again
-from celery_singleton_lock.runs.policies import (
-    CONTINUED,
-    POLICIES,
-    SOON,
-    Policy,
-    Refused,
-    WaitsHere,
-    delay_of,
-    end_of_joined,
-    jittered,
-)
+from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joined, jittered
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run, is_later_attempt
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
@@ -35,14 +23,6 @@ _FIRST_DELAY = 0.25
 _SHORTEST_PATIENCE = 0.5
 # Seconds between two requests of one call to a store that stays away.
 _LONGEST_DELAY = 60.0
-# The outcomes after which a call is requeued, and asks again.
-_POLLS = ("rescheduled", "joined")
-_OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
-    "run": "unlocked",
-    "skip": "skipped",
-    "raise": "raised",
-    "reschedule": "rescheduled",
-}
 
 
 def admit(run: Run) -> Phase | Ended:
@@ -80,8 +60,8 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     options = run.options
     claim = run.claim
     # Join first: a finished claim would leave a turn or a successor, even with a limit of 0.
-    if notes.joins and (ended := _end_as_joined(run)) is not None:
-        return ended
+    if notes.joins and (fate := fate_of_joined(run)) is not None:
+        return _carry_out(run, fate)
     _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
     if options.mode == "until_executing":
         return _begin_without_lease(run, policy)
@@ -92,16 +72,6 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
         claim.turn_for = options.redelivered_within
         claim.rank = notes.rank or notes.refused_at
     return None
-
-
-def _end_as_joined(run: Run) -> Ended | None:
-    if run.way == "copy":
-        # A copy may have a run already, so ask before it joins a result; a limit of 0 grants no place.
-        answer = run.store.acquire(replace(run.claim, limit=0))
-        if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
-            return _carry_out(run, _refused_copy(run, answer))
-    fate = end_of_joined(run)
-    return None if fate is None else _carry_out(run, fate)
 
 
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
@@ -119,17 +89,17 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Grant):
         return RUNNING
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
-        return _carry_out(run, _refused_copy(run, answer))
-    # A skip would lose the work if the call in the way has ended. A queued call may never come, so a skip of a later
-    # attempt would lose the work, too.
-    is_early = run.is_later_attempt and answer.first.goes_before
-    would_be_lost = is_early or any(each.call_ended for each in answer.holders)
-    if would_be_lost and run.can_be_requeued:
-        policy = policy.for_later_attempt()
+        return _carry_out(run, fate_of_copy(run, answer))
+    if policy.waits_in is None and run.can_be_requeued:
+        # A skip would lose the work if the call in the way has ended, or if the run is a later attempt: a queued call
+        # may never come.
+        is_early = run.is_later_attempt and answer.first.goes_before
+        if is_early or any(each.call_ended for each in answer.holders):
+            policy = POLICIES["reschedule"]
     if policy.takes_turns:
         run.notes.rank = answer.rank
     fate = policy.on_conflict(run, answer)
-    if isinstance(fate, WaitsHere):
+    if isinstance(fate, Waits):
         return _settle(run, policy, _wait(run, answer.first, min(fate.seconds, _longest_wait(run))))
     return _carry_out(run, fate)
 
@@ -188,19 +158,6 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
-def _refused_copy(run: Run, answer: Conflict | Done) -> Refused:
-    """Park a delivery until the other run of its message ends, or drop it. Only the other delivery stores a result."""
-    if isinstance(answer, Conflict):
-        holder, expires_in = answer.first, answer.first.expires_in
-    else:
-        holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), float("inf")
-        if answer.outcome != "ended":
-            return Refused("dropped", holder)
-        # Its result is about to be stored. If its process dies before that, this delivery runs.
-    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
-    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
-
-
 def _of_newest(policy: Policy, notes: Notes) -> Policy:
     """The policy of the task; `rerun` for a newest call, in whose favour others may have ended."""
     return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
@@ -213,7 +170,9 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     if run.way == "broadcast" and run.is_later_attempt:
         # The run that published this retry may not have ended here, so a skip would lose the retry.
         return POLICIES["wait"]
-    return policy.without_broker(run)
+    if policy.waits_in == "broker":
+        return POLICIES["raise" if run.request.is_eager else "wait"]
+    return policy
 
 
 def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -226,9 +185,8 @@ def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Not
         claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
-def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
+def claim_in_line(options: LockOptions, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
     """The claim of the run that a message will have, as far as a main process can know it."""
-    options = task.lock_options
     claim.rank = notes.rank
     policy = _of_newest(POLICIES[options.on_conflict], notes)
     claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
@@ -300,7 +258,7 @@ def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = Fals
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
     # A call that asks again every few seconds is reported once.
-    is_first = outcome not in _POLLS or not (run.notes.refused_at or run.notes.joins)
+    is_first = outcome not in ("rescheduled", "joined") or not (run.notes.refused_at or run.notes.joins)
     log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
@@ -312,10 +270,13 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     """Do with a run whose question got no answer what `lock_on_store_error` says."""
+    timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
+    # A newest call is never given up, because others may have ended in its favour.
+    left = float("inf") if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
-    if outcome == "rescheduled" and _asking_left(run, tried) < _FIRST_DELAY:
-        why = f"tried for {tried:.1f} s, and lock_wait_timeout is {run.options.wait_timeout:g} s"
+    if outcome == "rescheduled" and left < _FIRST_DELAY:
+        why = f"tried for {tried:.1f} s, and lock_wait_timeout is {timeout:g} s"
         outcome = "raised"
         error = StoreError(error.store, f"{error.problem}; {why}")
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
@@ -331,24 +292,19 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
         return _skip(run, str(error), "unanswered", None)
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
-        delay = jittered(run.options, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
+        delay = jittered(run.options, min(_LONGEST_DELAY, left, max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}
         _requeue(run, error, delay, may_be_over=run.way == "copy", **notes)
     raise error
 
 
-def _asking_left(run: Run, tried: float) -> float:
-    """Seconds for which a call may still try; infinite for a newest call, in whose favour others may have ended."""
-    timeout = run.options.wait_timeout
-    return float("inf") if timeout is None or run.notes.newest else timeout - tried
-
-
 def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
-    policy = run.options.on_store_error
-    if policy == "skip" and run.notes.newest:
-        # Other calls may have ended in favour of this call.
-        policy = "reschedule"
-    if policy == "reschedule" and not run.can_be_requeued:
-        policy = "raise"
-    return _OUTCOMES[policy]
+    match run.options.on_store_error:
+        case "run":
+            return "unlocked"
+        case "skip" if not run.notes.newest:
+            return "skipped"
+        case "skip" | "reschedule" if run.can_be_requeued:
+            return "rescheduled"
+    return "raised"

@@ -66,8 +66,17 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
     is_kept = task.store_eager_result if request.is_eager else True
     if is_kept and not (task.ignore_result or request.ignore_result):
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
-    if not request.is_eager:
-        _end_later_steps(task, error)
+    if request.is_eager:
+        return
+    # Celery leaves out groups in the rest of the chain, and the whole rest if this result is ignored.
+    for signature, is_member in tasks_in(request.chain or ()):
+        options = signature.get("options") or {}
+        step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
+        if step.id is not None:
+            task.backend.store_result(step.id, error, states.REVOKED, request=step)
+        # A chord around the chain counts this step. A chord inside the chain never begins, so its members do not count.
+        if step.chord and not is_member:
+            task.backend.on_chord_part_return(step, states.REVOKED, error)
 
 
 def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> EagerResult:
@@ -78,18 +87,6 @@ def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> Eage
     if throw or (throw is None and task.app.conf.task_eager_propagates):
         raise error
     return EagerResult(result.id, error, states.REVOKED, name=task.name)
-
-
-def _end_later_steps(task: Task, error: CallRevoked) -> None:
-    """End the rest of the chain; Celery leaves out groups, and all if this result is ignored."""
-    for signature, is_member in tasks_in(task.request.chain or ()):
-        options = signature.get("options") or {}
-        step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
-        if step.id is not None:
-            task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord around the chain counts this step. A chord inside the chain never begins, so its members do not count.
-        if step.chord and not is_member:
-            task.backend.on_chord_part_return(step, states.REVOKED, error)
 
 
 def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any, bool]]:
@@ -111,14 +108,11 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 def has_result(task: Task, holder: Holder) -> bool:
     """The result of the holder's run is stored, or will be, where every process can read it."""
-    is_lock = holder.task_id is None
-    is_item = holder.task_name in TASKS_OF_ITEMS
-    # A turn may belong to a map's item, which has no result of its own.
-    has_turn = holder.state is HolderState.WAITING
-    # The result of a call that has ended may be deleted already.
-    if is_lock or is_item or has_turn or holder.call_ended or not holder.keeps_result:
+    # A turn may belong to a map's item, which has no result of its own. The result of an ended call may be deleted.
+    if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
-    return not why_unreadable(task.app.tasks.get(holder.task_name, task))
+    keeps_result = holder.task_id is not None and holder.keeps_result
+    return keeps_result and not why_unreadable(task.app.tasks.get(holder.task_name, task))
 
 
 def why_unreadable(task: Any) -> str:
@@ -296,9 +290,7 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     is_requeued = isinstance(retval, Reject) and retval.requeue and task.acks_late
     if state == states.RETRY or is_requeued:
         return
-    try:
+    with suppress(ConfigurationError):
         notes = Notes() if request.called_directly else notes_of(request)
-    except ConfigurationError:
-        return
-    if notes.key and notes.left_something:
-        unmark(store_of(task.app), notes.key, text_of(request.id))
+        if notes.key and notes.left_something:
+            unmark(store_of(task.app), notes.key, text_of(request.id))

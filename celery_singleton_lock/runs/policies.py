@@ -16,7 +16,7 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.records import Conflict, Holder, HolderState, Succession
+from celery_singleton_lock.stores.records import Conflict, Done, Holder, HolderState, Succession
 
 _FOR_EVER = float("inf")
 
@@ -29,7 +29,7 @@ class Refused(NamedTuple):
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
-class WaitsHere(NamedTuple):
+class Waits(NamedTuple):
     """The run waits in its slot for so many seconds at most. Then its policy is asked again."""
 
     seconds: float
@@ -39,21 +39,13 @@ class WaitsHere(NamedTuple):
 class Policy:
     """Decides what becomes of a run that finds its key held, and does nothing itself."""
 
-    on_conflict: Callable[[Run, Conflict], Refused | WaitsHere]
+    on_conflict: Callable[[Run, Conflict], Refused | Waits]
     # None: its runs do not wait.
     waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
     kind: Succession | None = None
     # Its messages keep their turns in the line.
     takes_turns: bool = False
-
-    def without_broker(self, run: Run) -> "Policy":
-        """The nearest policy for a run whose message cannot go back to the broker."""
-        return POLICIES["raise" if run.request.is_eager else "wait"] if self.waits_in == "broker" else self
-
-    def for_later_attempt(self) -> "Policy":
-        """The nearest policy that loses no work if the call in the way does not do it."""
-        return self if self.waits_in else POLICIES["reschedule"]
 
 
 def _skip(_: Run, conflict: Conflict) -> Refused:
@@ -69,13 +61,13 @@ def _reschedule(run: Run, conflict: Conflict) -> Refused:
     return _raise(run, conflict) if _waiting_left(run, conflict) < REFUSED.first else _requeued(run, conflict)
 
 
-def _wait(run: Run, conflict: Conflict) -> Refused | WaitsHere:
+def _wait(run: Run, conflict: Conflict) -> Refused | Waits:
     """Let a run wait once; then requeue it, because each delivery has its full time limit."""
     # A lock that the calling code has would never become free.
     has_lock = held_here(run.key) is not None or has_locked(run.key)
     if not (run.claim.waits_here or has_lock):
         expires_in = until_expired(run.task, run.request.expires)
-        return WaitsHere(min(_waiting_left(run, conflict), expires_in))
+        return Waits(min(_waiting_left(run, conflict), expires_in))
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 
@@ -164,14 +156,32 @@ def jittered(options: LockOptions, delay: float) -> float:
     return random.uniform(delay / 2, delay)
 
 
+def fate_of_copy(run: Run, answer: Conflict | Done) -> Refused:
+    """Park a delivery until the other run of its message ends, or drop it. Only the other delivery stores a result."""
+    if isinstance(answer, Conflict):
+        holder, expires_in = answer.first, answer.first.expires_in
+    else:
+        holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), _FOR_EVER
+        if answer.outcome != "ended":
+            return Refused("dropped", holder)
+        # Its result is about to be stored. If its process dies before that, this delivery runs.
+    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
+    return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
+
+
 # Seconds from the release of a lease until its result is stored. After that, the holder has died or keeps no results.
 _RESULT_GRACE = 1.5
 
 
-def end_of_joined(run: Run) -> Ended | Refused | None:
+def fate_of_joined(run: Run) -> Ended | Refused | None:
     """The decision about a run that has joined another; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
+    if run.way == "copy":
+        # Its other delivery may run already; a limit of 0 grants no place.
+        answer = run.store.acquire(replace(run.claim, limit=0))
+        if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
+            return fate_of_copy(run, answer)
     (state,) = run.store.survey([run.key])
     for holder in state.holders:
         if holder.task_id == joins:
