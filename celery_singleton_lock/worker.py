@@ -15,6 +15,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.app.task import Context
 from celery.bootsteps import StartStopStep, Step
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.imports import load_extension_class_names, symbol_by_name
@@ -33,10 +34,10 @@ from celery_singleton_lock.leases.interrupt import has_fired
 from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
-from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.endings import final_result, unmark
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, text_of
-from celery_singleton_lock.runs.run import claim_of
+from celery_singleton_lock.runs.policies import POLICIES
+from celery_singleton_lock.runs.run import claim_of, is_later_attempt
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -185,9 +186,13 @@ class SingletonRequest(Request):
         lease = self.lease
         if lease is None:
             return None
-        notes = self._notes()
-        timeout = None if notes.newest else self.task.lock_options.wait_timeout
-        claim = claim_in_line(self.task.lock_options, lease.claim, notes, self.request_dict)
+        claim, notes, options = lease.claim, self._notes(), self.task.lock_options
+        policy = POLICIES[options.on_conflict].for_call(notes)
+        claim.rank = notes.rank
+        claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
+        is_later = is_later_attempt(Context(self.request_dict), notes)
+        policy.complete(claim, options, notes, is_later_attempt=is_later)
+        timeout = None if notes.newest else options.wait_timeout
         return InLine(lease.store, claim, float("inf") if timeout is None else timeout)
 
     def _runs_in_a_child(self) -> bool:

@@ -1,21 +1,20 @@
 """Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
+from celery.signals import worker_init
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.definition.options import LockOptions, broker_delays
+from celery_singleton_lock.definition.options import broker_delays
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
-from celery_singleton_lock.runs.message import Notes, has_copies, publish_again
+from celery_singleton_lock.runs.message import has_copies, publish_again
 from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joined, jittered
-from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run, is_later_attempt
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
+from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
+from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 _FIRST_DELAY = 0.25
@@ -33,10 +32,10 @@ def admit(run: Run) -> Phase | Ended:
     """
     policy = POLICIES[run.options.on_conflict]
     notes = run.notes
-    # The defaults need nothing more than the claim of a new run, so most runs ask at once.
+    # Most runs need nothing but the claim they were made with, so they ask at once.
     is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
     if not is_usual:
-        policy = _nearest(run, policy)
+        policy = _nearest(run)
     try:
         # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
@@ -48,21 +47,21 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # The store refuses us, and will do so the next time.
+        # The store would refuse the next request, too.
         raise
     except StoreError as error:
         return _unanswered(run, error)
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Finish the claim. Return the phase or end of a run that needs no lease, and None for any other."""
+    """Complete the claim. Return the phase or the end of a run that needs no lease, and None for any other."""
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Join first: a finished claim would leave a turn or a successor, even with a limit of 0.
+    # Join before the claim is complete: a complete one leaves a turn or a successor, even with a limit of 0.
     if notes.joins and (fate := fate_of_joined(run)) is not None:
         return _carry_out(run, fate)
-    _finish_claim(claim, policy, options, notes, is_later_attempt=run.is_later_attempt)
+    policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
     if options.mode == "until_executing":
         return _begin_without_lease(run, policy)
     if notes.marked:
@@ -76,7 +75,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
 
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-        # Some brokers do not mark a redelivery. For a copy, the store looks for the run of its message.
+        # Some brokers do not mark a redelivery. Ask again as a copy: the store looks for the other run of its message.
         run.way = "copy"
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
@@ -142,14 +141,14 @@ def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
 
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
-    """The holder runs this very publication, though nothing on the message says that it was delivered before."""
+    """The holder runs this same message, although the broker has marked no redelivery."""
     twins = [each for each in conflict.holders if each.task_id == run.task_id and not each.goes_before]
     is_same = any(each.published == run.notes.first_published for each in twins)
     return run.can_be_requeued and is_same and not conflict.is_own
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder has its task id, or published it by `replace()`: a result here would hide the holder's."""
+    """The holder has the run's task id, or has published the run by `replace()`: a result would hide the holder's."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -158,13 +157,8 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
 
-def _of_newest(policy: Policy, notes: Notes) -> Policy:
-    """The policy of the task; `rerun` for a newest call, in whose favour others may have ended."""
-    return POLICIES["rerun"] if notes.newest and policy.kind is None else policy
-
-
-def _nearest(run: Run, policy: Policy) -> Policy:
-    policy = _of_newest(policy, run.notes)
+def _nearest(run: Run) -> Policy:
+    policy = POLICIES[run.options.on_conflict].for_call(run.notes)
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
@@ -175,35 +169,17 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     return policy
 
 
-def _finish_claim(claim: Claim, policy: Policy, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
-    claim.newest = notes.newest
-    # A run that waits in its slot must not wait for a message that needs the slot.
-    claim.heeds_queued = options.unique_in_queue and not is_later_attempt and policy.waits_in != "slot"
-    if policy.kind is not None and not is_later_attempt:
-        claim.succeeds = policy.kind
-        # An older message may wait in its queue for this long. Later it would run after its successor.
-        claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
-
-
-def claim_in_line(options: LockOptions, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
-    """The claim of the run that a message will have, as far as a main process can know it."""
-    claim.rank = notes.rank
-    policy = _of_newest(POLICIES[options.on_conflict], notes)
-    claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
-    _finish_claim(claim, policy, options, notes, is_later_attempt=is_later_attempt(Context(message), notes))
-    return claim
-
-
 # The part of a time limit that a run may wait in its slot; the rest is for the body.
 _SHARE = 1 / 4
 _NO_LIMITS: tuple[float | None, float | None] = None, None
 _limits_of_the_worker = _NO_LIMITS
 
 
-def remember_limits(worker: Any) -> None:
-    """Keep the worker's time limits, which Celery does not pass on, for the pool processes."""
+@worker_init.connect(weak=False)
+def _keep_limits(sender: Any = None, **_: Any) -> None:
+    """Keep the worker's time limits for the pool processes, to which Celery does not pass them on."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
-    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
+    _limits_of_the_worker = sender.time_limit, sender.soft_time_limit
 
 
 def _longest_wait(run: Run) -> float:
@@ -222,7 +198,7 @@ def _longest_wait(run: Run) -> float:
 
 
 def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
-    """End a run that does not get its lock, as its policy has decided; raises as `admit`."""
+    """End a run that does not get its lock, as its policy has decided."""
     if isinstance(fate, Ended):
         return fate
     outcome, holder = fate.outcome, fate.holder
@@ -237,7 +213,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # The retry of a run asked to stop has no other delivery that ends its marks.
+        # This is the retry of a run that was asked to stop. No other delivery ends its marks.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would hide the state of the other delivery.
@@ -269,7 +245,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 
 
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
-    """Do with a run whose question got no answer what `lock_on_store_error` says."""
+    """Begin or end a run to which the store has given no answer, as `lock_on_store_error` says."""
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     # A newest call is never given up, because others may have ended in its favour.

@@ -268,17 +268,13 @@ def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Wa
         return "item"
     if request.is_eager:
         return "eager"
-    exchange = (request.delivery_info or {}).get("exchange")
-    if exchange and _is_fanout(task, exchange):
-        return "broadcast"
+    if exchange := (request.delivery_info or {}).get("exchange"):
+        exchanges = [queue.exchange for queue in task.app.amqp.queues.values()]
+        if any(each.type == "fanout" and each.name == exchange for each in exchanges):
+            return "broadcast"
     # An ETA may outlast the visibility timeout; the countdown of a requeue is far shorter.
     is_copy = (request.eta and not notes.tries) or has_copies(request, notes, delivery, task.lock_options)
     return "copy" if is_copy else "first"
-
-
-def _is_fanout(task: Task, exchange: str) -> bool:
-    queues = task.app.amqp.queues.values()
-    return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
 
 
 def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:

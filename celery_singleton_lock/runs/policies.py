@@ -14,9 +14,10 @@ from celery_singleton_lock.definition.options import LockOptions, OnConflict, br
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
+from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.records import Conflict, Done, Holder, HolderState, Succession
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Holder, HolderState, Succession
 
 _FOR_EVER = float("inf")
 
@@ -37,7 +38,7 @@ class Waits(NamedTuple):
 
 @dataclass(frozen=True)
 class Policy:
-    """Decides what becomes of a run that finds its key held, and does nothing itself."""
+    """Decides what becomes of a run that finds its key held."""
 
     on_conflict: Callable[[Run, Conflict], Refused | Waits]
     # None: its runs do not wait.
@@ -46,6 +47,20 @@ class Policy:
     kind: Succession | None = None
     # Its messages keep their turns in the line.
     takes_turns: bool = False
+
+    def for_call(self, notes: Notes) -> "Policy":
+        """The policy of a call: `rerun` for a newest call, in whose favour others may have ended."""
+        return POLICIES["rerun"] if notes.newest and self.kind is None else self
+
+    def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
+        """Add to the claim what the policy asks of the store."""
+        claim.newest = notes.newest
+        # A run that waits in its slot must not wait for a message that needs the slot.
+        claim.heeds_queued = options.unique_in_queue and not is_later_attempt and self.waits_in != "slot"
+        if self.kind is not None and not is_later_attempt:
+            claim.succeeds = self.kind
+            # An older message may wait in its queue for this long. Later it would run after its successor.
+            claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
 def _skip(_: Run, conflict: Conflict) -> Refused:
@@ -207,7 +222,7 @@ def fate_of_joined(run: Run) -> Ended | Refused | None:
 
 def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # A result that is there already is of an earlier run with this id. Only one from after the publication counts.
+    # A result that exists already is that of an earlier run with this id. Only a later one counts.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet. Its fence will be greater than this time of the store.
     fence = at if holder.goes_before else holder.fence
