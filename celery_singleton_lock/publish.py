@@ -153,12 +153,13 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
-    _note_call(task, notes, key, task_id)
     # A retry is queued only in `until_executed`: in the other modes the mark ends when the body begins.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
-    # A requeued call was marked, if at all, when it was first published.
-    notes.marked = notes.marked if notes.tries else counts_as_queued
+    if not notes.tries:
+        # A requeued call brings its notes, and was marked, if at all, when it was first published.
+        _note_call(task, notes, key, task_id)
+        notes.marked = counts_as_queued
     if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.had_lease)):
         notes.newest = "queued"
     noted = {**options, "task_id": task_id, "headers": message.with_notes(options.get("headers"), notes)}
