@@ -10,10 +10,10 @@ from celery_singleton_lock.definition.options import broker_delays
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import Reason, unmark_if_ended, until_expired, workflows_of
+from celery_singleton_lock.runs.endings import Ended, Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import has_copies, publish_again
 from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joined, jittered
-from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Ended, Phase, Run
+from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 

@@ -16,9 +16,9 @@ from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, Lo
 from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
 from celery_singleton_lock.leases.lease import KnownHolds, current, holds, is_undone
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, final_result, unmark, workflows_of
+from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, Ended, final_result, unmark, workflows_of
 from celery_singleton_lock.runs.message import has_copies, is_long_here
-from celery_singleton_lock.runs.run import UNLOCKED, Ended, Run
+from celery_singleton_lock.runs.run import UNLOCKED, Run
 from celery_singleton_lock.stores.records import Ending, marker_of
 
 _ending = lru_cache(Ending)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from celery import Celery, Task, states
 from celery._state import get_current_task
@@ -51,6 +51,18 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class Ended(NamedTuple):
+    """The result or error of a run without its body."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 
 class Revoked(Ignore):

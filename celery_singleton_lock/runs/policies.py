@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
@@ -13,11 +13,13 @@ from celery.exceptions import Ignore, Retry
 from celery_singleton_lock.definition.options import LockOptions, OnConflict, broker_delays, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import final_result, has_result, until_expired, why_unreadable
+from celery_singleton_lock.runs.endings import Ended, final_result, has_result, until_expired, why_unreadable
 from celery_singleton_lock.runs.message import Notes
-from celery_singleton_lock.runs.run import Ended, Run
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Holder, HolderState, Succession
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.runs.run import Run
 
 _FOR_EVER = float("inf")
 
@@ -40,7 +42,7 @@ class Waits(NamedTuple):
 class Policy:
     """Decides what becomes of a run that finds its key held."""
 
-    on_conflict: Callable[[Run, Conflict], Refused | Waits]
+    on_conflict: Callable[["Run", Conflict], Refused | Waits]
     # None: its runs do not wait.
     waits_in: Literal["slot", "broker"] | None = None
     # The rule by which its runs become the successor; None if they do not.
@@ -63,20 +65,20 @@ class Policy:
             claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
-def _skip(_: Run, conflict: Conflict) -> Refused:
+def _skip(_: "Run", conflict: Conflict) -> Refused:
     # Cut the time left: it is wrong by the time the result is read.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
-def _raise(_: Run, conflict: Conflict) -> Refused:
+def _raise(_: "Run", conflict: Conflict) -> Refused:
     return Refused("raised", conflict.first)
 
 
-def _reschedule(run: Run, conflict: Conflict) -> Refused:
+def _reschedule(run: "Run", conflict: Conflict) -> Refused:
     return _raise(run, conflict) if _waiting_left(run, conflict) < REFUSED.first else _requeued(run, conflict)
 
 
-def _wait(run: Run, conflict: Conflict) -> Refused | Waits:
+def _wait(run: "Run", conflict: Conflict) -> Refused | Waits:
     """Let a run wait once; then requeue it, because each delivery has its full time limit."""
     # A lock that the calling code has would never become free.
     has_lock = held_here(run.key) is not None or has_locked(run.key)
@@ -86,7 +88,7 @@ def _wait(run: Run, conflict: Conflict) -> Refused | Waits:
     return _reschedule(run, conflict) if run.can_be_requeued else _raise(run, conflict)
 
 
-def _run_next(run: Run, conflict: Conflict) -> Refused:
+def _run_next(run: "Run", conflict: Conflict) -> Refused:
     successor = conflict.successor
     if successor is None or successor == run.task_id:
         return _requeued(run, conflict, newest="next" if run.notes.newest or successor else "")
@@ -95,7 +97,7 @@ def _run_next(run: Run, conflict: Conflict) -> Refused:
     return Refused("superseded", holder, words=f"lock key={run.key}: superseded by task_id={successor}")
 
 
-def _join(run: Run, conflict: Conflict) -> Refused:
+def _join(run: "Run", conflict: Conflict) -> Refused:
     holder = conflict.first
     notes = _joining(run, holder, conflict.at) if has_result(run.task, holder) else {"joins": ""}
     return _joined(run, holder, **notes)
@@ -112,7 +114,7 @@ POLICIES: dict[OnConflict, Policy] = {
 }
 
 
-def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
+def _requeued(run: "Run", conflict: Conflict, **notes: Any) -> Refused:
     is_next = conflict.successor == run.task_id
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
@@ -124,7 +126,7 @@ def _requeued(run: Run, conflict: Conflict, **notes: Any) -> Refused:
     return Refused("rescheduled", conflict.first, delay=delay, notes={"waits_as_next": waits_as_next, **notes})
 
 
-def _waiting_left(run: Run, conflict: Conflict) -> float:
+def _waiting_left(run: "Run", conflict: Conflict) -> float:
     """Seconds that are left of `lock_wait_timeout` since the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return _FOR_EVER if run.options.wait_timeout is None else run.options.wait_timeout - waited
@@ -149,7 +151,7 @@ CONTINUED = Backoff(0.05, 2.0)
 _A_FEW = 8
 
 
-def delay_of(run: Run, backoff: Backoff, expires_in: float = _FOR_EVER) -> float:
+def delay_of(run: "Run", backoff: Backoff, expires_in: float = _FOR_EVER) -> float:
     tries = run.notes.tries
     longest = backoff.longest
     if backoff.is_patient:
@@ -171,7 +173,7 @@ def jittered(options: LockOptions, delay: float) -> float:
     return random.uniform(delay / 2, delay)
 
 
-def fate_of_copy(run: Run, answer: Conflict | Done) -> Refused:
+def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
     """Park a delivery until the other run of its message ends, or drop it. Only the other delivery stores a result."""
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
@@ -188,7 +190,7 @@ def fate_of_copy(run: Run, answer: Conflict | Done) -> Refused:
 _RESULT_GRACE = 1.5
 
 
-def fate_of_joined(run: Run) -> Ended | Refused | None:
+def fate_of_joined(run: "Run") -> Ended | Refused | None:
     """The decision about a run that has joined another; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
@@ -220,7 +222,7 @@ def fate_of_joined(run: Run) -> Ended | Refused | None:
     return _joined(run, Holder.former(run.key, joins), free_since=free_since) if is_patient else None
 
 
-def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
+def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
     # A result that exists already is that of an earlier run with this id. Only a later one counts.
     since = holder.published if final_result(run.task, joins) else 0
@@ -229,12 +231,12 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
 
-def _joined(run: Run, holder: Holder, **notes: Any) -> Refused:
+def _joined(run: "Run", holder: Holder, **notes: Any) -> Refused:
     return Refused("joined", holder, delay=delay_of(run, JOINED), notes=notes)
 
 
 @contextmanager
-def telling_joiners(run: Run) -> Iterator[None]:
+def telling_joiners(run: "Run") -> Iterator[None]:
     """Tell the calls that have joined the run to wait for the attempt published inside."""
     try:
         yield
@@ -245,7 +247,7 @@ def telling_joiners(run: Run) -> Iterator[None]:
     _tell_joiners(run)
 
 
-def _tell_joiners(run: Run) -> None:
+def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
         try:

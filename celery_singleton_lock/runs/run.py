@@ -20,7 +20,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from functools import partial
 from traceback import format_exception
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import proxy
 
 from billiard import current_process
@@ -39,7 +39,7 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, store_revoked, unmark
+from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
 from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, new_token
@@ -86,18 +86,6 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )
-
-
-class Ended(NamedTuple):
-    """The result or error of a run without its body."""
-
-    result: Any = None
-    error: BaseException | None = None
-
-    def unwrap(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        return self.result
 
 
 class Run:
