@@ -10,7 +10,7 @@ from itertools import count
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.answers import Part
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 
 _LINGERS = 5.0
@@ -85,8 +85,7 @@ background = Background()
 class PendingRelease:
     """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers."""
 
-    store: Store
-    key: str
+    part: Callable[[], Part]  # finds the server that has the key, which a cluster may move
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` if the store has not answered
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
@@ -103,7 +102,7 @@ class PendingRelease:
 
     def _try(self) -> float:
         """Seconds until the next try; 0.0 if none is needed."""
-        part = self.store.part_of(self.key)
+        part = self.part()
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():
             return max(silence, _PAUSE)

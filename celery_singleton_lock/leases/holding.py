@@ -381,7 +381,8 @@ class Holding:
     def pending_release(self) -> PendingRelease:
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
-        return PendingRelease(self.store, self.key, give_up_at, release, may_arrive=self.is_unanswered)
+        part = partial(self.store.part_of, self.key)
+        return PendingRelease(part, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
         if self.state is not RELEASED:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import getpid
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import ConnectionPool, CredentialProvider, SSLConnection, exceptions
@@ -21,8 +21,10 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, is_elsewhere, not_connected
-from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.threads import patched_by
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.redis.encoding import Script
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
@@ -176,7 +178,7 @@ class Connections:
         idle.append(link)
         return replies
 
-    def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
+    def run(self, script: "Script", inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script with each input, all in one go.
 
         WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do:
