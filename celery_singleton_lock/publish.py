@@ -3,9 +3,8 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,8 +26,6 @@ from celery_singleton_lock.runs.run import ASKING, Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
-Send = Callable[..., Any]
-
 # Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
 # The end of that time, and what to report, by server.
@@ -40,39 +37,6 @@ _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
-
-_of_a_dead_run: ContextVar[message.Notes | None] = ContextVar("of_a_dead_run", default=None)
-_origin: ContextVar[message.Origin | None] = ContextVar("origin", default=None)
-
-
-@contextmanager
-def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
-
-
-def replacing(origin: message.Origin) -> AbstractContextManager[None]:
-    """Within this context, each published call of the same key is noted as a replacement of this run."""
-    return _inside(_origin, origin)
-
-
-def origin_here() -> message.Origin | None:
-    """The run that the calling code replaces by a publication or, in eager mode, by an inner run."""
-    origin = _origin.get()
-    if origin is None:
-        return None
-    task = get_current_task()
-    state = message.state_of(task.request) if task is not None else None
-    # In eager mode the body of a replacement runs in here, and its own calls replace nothing.
-    return origin if state is None or state.origin is None else None
-
-
-def for_a_dead_run(notes: message.Notes) -> AbstractContextManager[None]:
-    """Publish a call of a dead process again under the key of its *notes*: a main process runs no user code."""
-    return _inside(_of_a_dead_run, notes.of_the_call())
 
 
 def options_by_name(
@@ -96,7 +60,7 @@ def _known_of(
     headers = options.get("headers")
     # Without a task id the call is new, even if a body has handed on its own headers.
     notes = message.Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
-    dead = _of_a_dead_run.get()
+    dead = message.of_a_dead_run.get()
     if options.get("retries") and not notes.published:
         # Celery loses the headers of a retry if one of them is named `headers`.
         if dead is not None:
@@ -121,12 +85,12 @@ def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
         or (options and (options.get("headers") or options.get("retries")))
         or not are_plain(args or ())
         or (kwargs and not are_plain(kwargs.values()))
-        or _origin.get()
-        or _of_a_dead_run.get()
+        or message.origin.get()
+        or message.of_a_dead_run.get()
     )
 
 
-def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
+def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Callable[..., Any]) -> Any:
     """Publish a call, unless another call with the same key stands for it; return the result of either.
 
     Raises:
@@ -166,11 +130,10 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     if notes.tries or not counts_as_queued:
         sent = send(**noted)
         if problem and wanted.unique_in_queue:
-            text = "no lock key can be made (%s)"
-            log.warning("lock.unmarked", text, problem, task=task.name, task_id=sent.id)
+            log.warning("lock.unmarked", "no lock key can be made (%s)", problem, task=task.name, task_id=sent.id)
         return sent
     # A main process makes no label, because that runs user code.
-    label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
+    label = "" if message.of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     call = _QueuedCall(task, notes, noted, label, bool(options.get("task_id")))
     return _ending_its_mark(task, key, call.publish(send))
 
@@ -203,7 +166,7 @@ class _WithoutTtl:
         return self._producer.publish(*args, **options)
 
 
-def _send_again(task: Task, send: Send, **options: Any) -> Any:
+def _send_again(task: Task, send: Callable[..., Any], **options: Any) -> Any:
     """Send a message again, without the TTL that Celery derives from `expires`.
 
     RabbitMQ drops a message in silence once its TTL is over, so the result would stay RETRY.
@@ -219,12 +182,12 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
     # A retry with new arguments has another key.
     notes.key = key
     # A main process does not wait for the store.
-    if key and not notes.published and task.lock_options.newest_wins and not _of_a_dead_run.get():
+    if key and not notes.published and task.lock_options.newest_wins and not message.of_a_dead_run.get():
         # By the clocks of two publishers, an older call could win.
         with suppress(SingletonLockError):
             notes.published = store_of(task.app).time(key) or 0
     notes.published = notes.published or time.time_ns() // 1000
-    origin = origin_here()
+    origin = message.origin_here()
     if origin is not None and key == origin.key:
         notes.origin = origin
 
@@ -261,7 +224,7 @@ class _QueuedCall:
             # A retry is older than whatever is queued by now.
             self.sent = "over" if self.is_retry else "anyway"
 
-    def publish(self, send: Send) -> AsyncResult:
+    def publish(self, send: Callable[..., Any]) -> AsyncResult:
         is_asking = True
         try:
             found = self._mark()

@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.publish import leaves_its_key, options_by_name, origin_here, publish, queue_by, replacing
+from celery_singleton_lock.publish import leaves_its_key, options_by_name, publish, queue_by
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.admission import admit
@@ -296,7 +296,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
         run.check_not_replaced()
         origin = message.Origin(run.key, run.lease.fence, run.notes.first_published)
-        with telling_joiners(run), queued_until_its_workflow_ends(run), replacing(origin):
+        with telling_joiners(run), queued_until_its_workflow_ends(run), message.replacing(origin):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -386,5 +386,5 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         state = message.state_of(self.request)
         if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
             return True
-        origin = origin_here()
+        origin = message.origin_here()
         return origin is not None and (origin.key, origin.fence) == (lease.key, lease.fence)

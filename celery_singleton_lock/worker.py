@@ -33,9 +33,8 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import has_fired
 from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
-from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.endings import final_result, unmark
-from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, hidden_in, text_of
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, for_a_dead_run, hidden_in, text_of
 from celery_singleton_lock.runs.policies import POLICIES
 from celery_singleton_lock.runs.run import claim_of, is_later_attempt
 from celery_singleton_lock.stores.clock import clock

@@ -6,13 +6,16 @@ the others in `request.headers`.
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from celery import Task
+from celery._state import get_current_task
 from celery.app.task import Context
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
@@ -225,6 +228,40 @@ def state_for(request: Context) -> RequestState:
 def run_of(request: Context) -> "Run | None":
     state = state_of(request)
     return state.run if state is not None else None
+
+
+of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
+origin: ContextVar[Origin | None] = ContextVar("origin", default=None)
+
+
+@contextmanager
+def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def replacing(run: Origin) -> AbstractContextManager[None]:
+    """Within this context, each published call of the same key is noted as a replacement of this run."""
+    return _inside(origin, run)
+
+
+def origin_here() -> Origin | None:
+    """The run that the calling code replaces by a publication or, in eager mode, by an inner run."""
+    run = origin.get()
+    if run is None:
+        return None
+    task = get_current_task()
+    state = state_of(task.request) if task is not None else None
+    # In eager mode the body of a replacement runs in here, and its own calls replace nothing.
+    return run if state is None or state.origin is None else None
+
+
+def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
+    """Publish a call of a dead process again under the key of its *notes*: a main process runs no user code."""
+    return _inside(of_a_dead_run, notes.of_the_call())
 
 
 def notes_of(request: Context) -> Notes:
