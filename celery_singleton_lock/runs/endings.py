@@ -137,7 +137,7 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, if it can be read; one from before *since*, in microseconds, is an earlier call's."""
+    """The stored end of the call, if it can be read. An end from before *since*, in microseconds, does not count."""
     if why_unreadable(task):
         return None
     try:
@@ -216,7 +216,7 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
 
 
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
-    """End the marks of the workflows that end with this step, and before the step's end is stored.
+    """End the marks of the workflows that end with this step; call this before the step's end is stored.
 
     If a mark ended later, a caller could get the result, forget it, and publish the next call, which would be refused
     and wait for the forgotten result. The `chain` behind the step ends as well if the step *has_failed*.
@@ -224,7 +224,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     if not (workflows := workflows_of(message)):
         return
     is_main = get_current_task() is None
-    # The step's end must be stored in any case; the next call finds it.
+    # The step's end must be stored in any case. The next call finds that end, and ends the mark.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -247,7 +247,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a method of a result backend that stores an end; its request is at that *position* behind the task id."""
+    """Wrap a backend's method that stores an end; *position* is that of its request behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")

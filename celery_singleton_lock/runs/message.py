@@ -92,9 +92,9 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes in the headers, if they are about the call with this id; a `ConfigurationError` if not written so.
+        """The notes in the headers about this call; a `ConfigurationError` if they are not in our form.
 
-        The id is None for any call, and empty for a new call, which has no notes yet.
+        *task_id* is None for any call, and empty for a new call, which has no notes yet.
         """
         # Most notes have only a few fields; the others keep the default of the class.
         notes = cls.__new__(cls)
@@ -124,7 +124,7 @@ class Notes:
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
         kept = Notes.__new__(Notes)
-        # A note that is unknown here is a later version's.
+        # An unknown note is that of a later version.
         known = vars(self).items()
         vars(kept).update((name, value) for name, value in known if name in _OF_THE_CALL or name not in _TYPES)
         return kept
@@ -136,7 +136,7 @@ _TYPES_IN_ORIGIN = [str, int, int]
 
 
 def _checked(written: Any) -> dict[str, Any]:
-    """The notes of a message, if a version writes such notes; those of a later version stay on the message."""
+    """Check notes whose types are not exactly ours. Notes that only a later version knows are kept."""
     if isinstance(written, Mapping):
         notes = dict(written)
         # A message brings a tuple as a list.
@@ -167,8 +167,7 @@ _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", D
 Way = Literal["first", "copy", "item", "broadcast", "eager"]
 """How a run has come. `first`: by the first delivery of its message, as far as anybody knows. `copy`: by a delivery
 that may not be the first. `item`: by the message of its map, starmap or chunks. `broadcast`: by a fanout exchange,
-which sends to each queue. `eager`: without a message.
-"""
+which sends to each queue. `eager`: without a message."""
 
 
 @dataclass(slots=True)
