@@ -30,12 +30,10 @@ def admit(run: Run) -> Phase | Ended:
     The store answers in one step. Is this message done? Does it have a run that lives? Does a newer call supersede it?
     Do others go before it? Is there a free place? If not, a policy decides.
     """
-    policy = POLICIES[run.options.on_conflict]
     notes = run.notes
     # Most runs need nothing but the claim they were made with, so they ask at once.
     is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
-    if not is_usual:
-        policy = _nearest(run)
+    policy = POLICIES[run.options.on_conflict] if is_usual else _nearest(run)
     try:
         # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
@@ -184,11 +182,9 @@ def _keep_limits(sender: Any = None, **_: Any) -> None:
 
 def _longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its slot; infinite without a time limit."""
-    timed = run.task
-    request = run.request
-    if run.way == "item":
-        timed = run.map
-        request = timed.request
+    is_item = run.way == "item"
+    timed = run.map if is_item else run.task
+    request = timed.request if is_item else run.request
     hard, soft = request.timelimit or _NO_LIMITS
     hard = hard or timed.time_limit or _limits_of_the_worker[0]
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
