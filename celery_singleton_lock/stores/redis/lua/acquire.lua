@@ -54,7 +54,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- a free place is kept for the successor no longer, because its message may be lost
+local PATIENCE = 30000000 -- a free place is no longer kept for the successor, whose message may be lost
 local FIRST_TICKET = 1000 -- a call that comes back may get a smaller ticket, even below zero
 
 ttl = tonumber(ttl)

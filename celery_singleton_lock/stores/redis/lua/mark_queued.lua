@@ -16,7 +16,11 @@ local labelled = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. labelled
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
 -- Only a new hash has no expiry.
-if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 and cooldown == '0' then
+if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 then
+  if cooldown ~= '0' then
+    call('HSET', key, 'cooldown', format('%d', now + cooldown * 1000) .. ' ' .. task_id)
+    call('PEXPIRE', key, cooldown, 'GT')
+  end
   return {'marked', 0}
 end
 
@@ -54,7 +58,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended does not do the new call's work.
+  -- A run whose call has ended is not in the way, because it does not do the new call's work.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)

@@ -2,8 +2,9 @@
 --
 -- KEYS[1]  lock key
 -- @argument token   with `~`, which nobody has, the script only writes the marker, or only wakes turns
--- @argument words   `size`: fields of a hash that has only this holder. `place`, if known. `min_hold`: milliseconds
---                   after the grant for which the place stays taken. With a marker: `attempt`, and fields of an `Ending`.
+-- @argument words   `size`: the number of fields if the hash has only this holder. `place`, if known. `min_hold`:
+--                   milliseconds after the grant for which the place stays taken. With a marker: `attempt`, and the
+--                   fields of an `Ending`.
 -- @argument marker  of the message whose run has ended
 --
 -- Returns  1                      The lock is free, and nothing is left in the hash.
@@ -24,7 +25,7 @@ end
 local words = words_in(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (words.min_hold or 0) * 1000
-local lost, marked, stopped_short = size == 0 and 'expired' or 'taken', 0, false
+local lost = size == 0 and 'expired' or 'taken'
 -- HDEL first, as in `begin_writing`: a server out of memory would refuse HSET.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
@@ -40,7 +41,7 @@ for place, each in ipairs(lock.places) do
     is_kept, lost = free_at > now, ''
     each.alive = is_kept
     if is_kept then
-      -- Under this token, nobody renews or releases the place.
+      -- No caller has this token, so nobody renews or releases the place.
       forget_token(key, place, token)
       call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
       expire_after(key, free_at - now)
@@ -58,17 +59,15 @@ elseif highest_left < #lock.places then
   call('HSET', key, 'places', highest_left)
 end
 
--- A lost place no longer tells whether a copy has come.
-if marker and (lost ~= '' or copy_has_come or words.is_due) then
+-- After a loss nobody knows whether a copy has come.
+local is_marked = marker and (lost ~= '' or copy_has_come or words.is_due)
+if is_marked then
   write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
-  marked = 1
 end
 if marker and token == '~' then
-  return {lost, marked, 0}
+  return {lost, 1, 0}
 end
-if line then
-  stopped_short = wake_next(key, line, held)
-end
+local stopped_short = line and wake_next(key, line, held)
 if line and is_kept then
   tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
 end
@@ -76,4 +75,4 @@ wake_successor(key, lock.successor)
 if not line or line.first > line.last then
   delete_if_idle(key)
 end
-return {lost, marked, stopped_short and 1 or 0}
+return {lost, is_marked and 1 or 0, stopped_short and 1 or 0}

@@ -128,8 +128,8 @@ local function described(key, places, most)
   return #alive > 0 and rows or nil
 end
 
--- Rows of calls that hold nothing: a word for the place, the message's queue for the hostname, and for the grant four numbers,
--- 0 if unknown: publication, milliseconds that a mark lasts after the call's due time, 1 for an unheard turn, a turn's rank.
+-- Rows of calls that hold nothing: word, token, deadline, numbers, task id, queue of the message, task name and label. The
+-- numbers, 0 if unknown: publication, `due_for` of a mark, 1 if a turn is unheard, rank of a turn.
 local function described_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

@@ -4,7 +4,7 @@
 --   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes>,<first>`
 -- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes`:
 -- until then, superseded calls may come. `first`: publication of the first superseded call.
-local RESULT_GRACE = 5000000 -- a process that has not stored its result by then is taken for dead
+local RESULT_GRACE = 5000000 -- a run that has not stored its result by then is taken for dead
 local SAMPLE = 10
 
 local function mark_of(value, word)
@@ -32,7 +32,7 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
--- Behind a copy that was delivered late, another one may be on its way. So keep the marker for as long again.
+-- A copy that comes late may be followed by another, so keep the marker for as long again.
 local function keep_marker(key, marker)
   local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - at
@@ -43,7 +43,7 @@ local function keep_marker(key, marker)
   end
 end
 
--- Redis before 7.4 expires no single field. To delete expired markers among a few random fields keeps their share at a tenth.
+-- Redis before 7.4 expires no single field. So each call deletes the expired markers among a few random fields.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(key, marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -4,7 +4,7 @@
 --   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. `since` and
 --                            `lasts` are milliseconds and seconds after the rank; `before` is microseconds from the
 --                            publication to the rank. `copies`: 1 once another delivery of the message has come.
---   `w<who>`                 the ticket of a process's token, or of a message's `@<task id>`, whose token is `@`
+--   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` of a message, whose token is `@`.
 --   `first` to `front` - 1   tickets of UNHEARD turns, or void. Walks begin at `front`.
 --   `front` to `last`        tickets of the other turns, or void
 --
@@ -61,7 +61,7 @@ local function write_turn(key, ticket, turn)
   call('HSET', key, 'q' .. ticket, value, 'w' .. turn.token, ticket)
 end
 
--- Walks have to find a turn that is heard.
+-- The front moves back to a turn that is heard again: otherwise no walk would find it.
 local function write_heard(key, line, ticket, turn)
   line.front = math.min(line.front, ticket)
   write_turn(key, ticket, turn)

@@ -1,7 +1,7 @@
 -- The successor is the call that runs next:
 --   `next`  `<deadline> <supersedes> <published> <policy> <task id>\31<task name>`
--- Until `deadline` the next free place is kept for the successor; 0 once its run has begun. Until `supersedes` the successor
--- supersedes older calls.
+-- `deadline`: until then the next free place is kept; 0 once the successor's run has begun. `supersedes`: until then the
+-- successor supersedes older calls.
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
@@ -38,10 +38,10 @@ end
 --   has begun, is forgotten     none                            none
 --
 --   `mine`          The successor is the call.
---   `newer_wins`    The call ends in favour of the successor; also a `replace` call in favour of a `rerun` successor.
+--   `newer_wins`    The call ends in favour of the successor; a `replace` call also in favour of a later `rerun` successor.
 --   `older_yields`  The successor ends in favour of the call.
 --   `predecessor`   The call supersedes what the successor superseded. Otherwise an older call would run after newer ones.
---   `stranger`      The policies differ, and the call waits until the successor has run.
+--   `stranger`      Any other successor that is coming: the call waits until that has run.
 local function relation(caller, successor)
   if not successor then
     return 'none'
