@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
-from types import CoroutineType, GeneratorType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import ref
 
@@ -20,7 +19,7 @@ from celery_singleton_lock.definition.options import Duration, count, flag, not_
 from celery_singleton_lock.definition.settings import store_of, stores_of_locks
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.holding import Holding
-from celery_singleton_lock.leases.lease import Hold, Lease, acquire_in_loop, is_undone, known_holds, release_in_loop
+from celery_singleton_lock.leases.lease import Hold, Lease, acquire_in_loop, is_undone, refusal_of, release_in_loop
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict, new_token
 from celery_singleton_lock.stores.redis.store import Store
@@ -103,8 +102,7 @@ class Lock:
         self._reentrant = flag("reentrant", reentrant)
         _patience(True, timeout)
         self.timeout = timeout
-        self._hostname = socket.gethostname()
-        # Only this dict keeps the hold of a `with` block, which another context may leave.
+        # Keeps the holds of `with` blocks, which end in any context.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
@@ -131,7 +129,7 @@ class Lock:
             raise
         return False
 
-    # The next two are no `async def`: `_statement` needs the frame that calls them, and a coroutine runs later.
+    # No `async def`, because `_statement` needs the frame of the caller, and a coroutine runs later.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """As `__enter__`, without blocking the event loop."""
         return self._enter(_statement())
@@ -174,15 +172,10 @@ class Lock:
         return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(function) else locked
 
     def _done(self, function: Callable[..., Any], result: R) -> R:
-        if not is_undone(result):
-            return result
-        if isinstance(result, CoroutineType | GeneratorType):
-            # The error below says that the coroutine never runs, so Python need not warn.
-            result.close()
-        raise ConfigurationError(
-            f"lock key={self._key}: {function!r:.80} has returned a {type(result).__name__}, whose work would be done "
-            "after the lock is released; decorate an `async def`, or take the lock where the work is done"
-        )
+        if is_undone(result):
+            advice = "decorate an `async def`, or take the lock where the work is done"
+            raise refusal_of(result, f"lock key={self._key}: {function!r:.80}", advice)
+        return result
 
     @property
     def key(self) -> str:
@@ -282,7 +275,7 @@ class Lock:
 
     def _latest(self) -> Hold | None:
         caller = _caller()
-        mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
+        mine = [hold for hold in Hold.known() if hold.lock() is self and hold.caller == caller and hold.lasts]
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
@@ -299,11 +292,10 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        Without such a block, the last that this context knows; or one whose lease is over, because its end harms
-        nobody; or else the last of all.
+        If no block has this statement, the newest that this context knows comes first, then one whose lease is over.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
-        known = known_holds()
+        known = Hold.known()
 
         def likeness(hold: Hold) -> tuple[bool, ...]:
             own = hold.statement == statement
@@ -314,7 +306,7 @@ class Lock:
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 
     def _new_lease(self) -> Holding:
-        facts = Facts(hostname=self._hostname, pid=os.getpid())
+        facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
         token = f"{WHOLE if self._is_whole else ''}{new_token()}"
         return Holding(self._store, Claim(self._key, token, self._ttl, self._limit, facts), sender=Lock)
 
@@ -337,7 +329,7 @@ def _statement() -> object:
 
 
 def _caller() -> tuple[int, object]:
-    """The calling thread and asyncio task. A context would be no proof: a new task begins with a copy of another's."""
+    """The calling thread and asyncio task. Not the context, which a new task copies from its creator."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return threading.get_ident(), task and ref(task)

@@ -1,7 +1,7 @@
 """Receivers of Celery's signals.
 
-A `task_postrun` receiver takes a tenth of a lock's time in every task of the process, and the usual run needs none. So
-the first task or run that needs the receiver connects it.
+A receiver of `task_postrun` would add a tenth to the cost of each lock. So the first task or run that needs the
+receiver connects it.
 """
 
 from contextlib import suppress
@@ -16,12 +16,9 @@ from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.runs.endings import look_after_workflows, unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.message import run_of
 
-MAKES_READY = "__trace__"
-"""The attribute that a worker sets on a task, perhaps twice, to make the task ready to run."""
-
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver if the task has code of its own before the lock, which may end a run in any way."""
+    """Connect the receiver if the task has code of its own before the lock, because that code may end the run."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
@@ -45,7 +42,7 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
     except BaseException:
-        # A signal handler may have raised in the middle, and Celery goes on as if nothing had happened. Try again.
+        # A signal handler may have raised above, and Celery goes on as if nothing had happened.
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
         raise
@@ -82,5 +79,5 @@ def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
 
 @worker_process_shutdown.connect(weak=False)
 def hand_over_what_was_counted(**_: Any) -> None:
-    """A pool process ends without the handlers of `atexit`."""
+    # A pool process ends without the handlers of `atexit`.
     counters.flush()

@@ -21,7 +21,7 @@ from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.publish import leaves_its_key, options_by_name, publish, queue_by
-from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
+from celery_singleton_lock.receivers import connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import queued_until_its_workflow_ends, run_body
@@ -145,7 +145,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         check_name(self, name)
         super().__setattr__(name, value)
         self._forget(name)
-        if name == MAKES_READY:
+        if name == "__trace__":
+            # A worker makes the task ready to run, perhaps twice.
             listen_for(self)
         elif name == "track_started" and self.is_lockable():
             vars(self).update(track_started=False, stores_started=bool(value))

@@ -1,8 +1,7 @@
 """Messages that wait for their turn in the main process of a worker, in Celery's timer.
 
-A message leaves the timer at its time, or earlier if its turn is woken. It waits here after its run was refused. A new
-message waits here at once if other calls of its key are in this worker, because its run would need a process only to be
-refused. Then the line asks for the turn.
+A message whose run was refused leaves the timer at its time, or earlier if its turn is woken. A new message waits here
+at once if other calls of its key are in this worker, because its run would be refused. The line then takes its turn.
 """
 
 import socket
@@ -18,7 +17,6 @@ from heapq import heapify
 from typing import Any
 from weakref import WeakValueDictionary
 
-from celery import Task
 from celery.app.task import Context
 from celery.bootsteps import StartStopStep
 from celery.signals import worker_shutting_down
@@ -36,9 +34,9 @@ from celery_singleton_lock.runs.run import is_later_attempt
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
-# Seconds in which a revoked call leaves the line. Celery itself would notice only when the countdown is over.
+# Seconds in which a revoked call leaves the line. Celery alone would notice only at the end of the countdown.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds for which new messages wait for a started run to ask for its lock.
+# Seconds that a started run has to ask for its lock.
 _ASKS_WITHIN = 1.0
 # Fewer cancelled entries are not worth a walk through the timer.
 _A_FEW = 10
@@ -54,7 +52,7 @@ class Waiting:
 
 
 class WaitingMessages:
-    """The messages that wait in a consumer for their turns; task strategies take this object for their timer."""
+    """The messages that wait in a consumer for their turns. The strategies of tasks use this object as their timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
@@ -82,7 +80,7 @@ class WaitingMessages:
             self._hub.add_reader(hears, self._hear, hears)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
-        # While a worker ends softly, it starts nothing more.
+        # A worker that ends softly starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self) -> None:
@@ -128,7 +126,7 @@ class WaitingMessages:
             for each in (waiting, other):
                 each.args[0].expect_copies()
         self._latest[message] = waiting
-        # Join the line first: if *at* has passed, the timer calls `_go` at once, which leaves the line.
+        # First join the line: if *at* has passed, the timer calls `_go` at once, and `_go` leaves the line.
         self._line.add(one)
         waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
         self._look_for_revoked()
@@ -144,7 +142,7 @@ class WaitingMessages:
                 request.note_turn()
             waiting.go(*waiting.args)
 
-    def requests_of(self, task: Task) -> type[Any]:
+    def requests_of(self, task: Any) -> type[Any]:
         """The class for requests of the task."""
         given: type[Any] = task.Request
         return type("Request", (RequestInTurn, given), {"messages": self}) if _takes_turns_here(task) else given
@@ -158,7 +156,7 @@ class WaitingMessages:
         return False
 
     def _is_expected(self, one: InLine) -> bool:
-        """The last call that went to the pool has yet to ask for the place that looks free."""
+        """Whether the last call that went to the pool has yet to ask for the place that looks free."""
         last = self._last.get(one.claim.key)
         # With several places, another may be free.
         return one.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
@@ -183,7 +181,7 @@ class WaitingMessages:
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
-        # Not by the timer: its thread would end a second late, and gevent's cancels nothing that repeats itself.
+        # Not by Celery's timer: its thread would end a second late, and in gevent this look could not be cancelled.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
             self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
@@ -217,7 +215,7 @@ class WaitingMessages:
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
-            # A cancelled entry stays in the timer for a time, and `inspect scheduled` would show its message.
+            # A cancelled entry stays in the timer until its time, and `inspect scheduled` would show its message.
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
@@ -237,7 +235,7 @@ class WaitingMessages:
 
 
 def _takes_turns_here(task: Any) -> bool:
-    """Whether new calls of the task may wait in the main process: if refused, their runs would only take a turn."""
+    """Whether new calls of the task may wait in the main process, because a refused run would only take a turn."""
     try:
         options = task.lock_options
     except ConfigurationError:

@@ -1,7 +1,7 @@
 """The main process of a worker: its start, its requests, and the loss of its broker.
 
-It makes the token of each run, which travels with the request. So it can release the lease of a child that was killed,
-and renew the lease of a child whose body lets no other thread run.
+The main process makes the token of each run, and sends it with the request. With the token it can release the lease of
+a child that was killed, and renew the lease of a child whose body lets no other thread run.
 """
 
 import os
@@ -48,7 +48,7 @@ _RENEWAL_BOUND = 2.0
 
 
 class Start(Step):
-    """Checks the worker before its pool starts. A receiver of a signal could not end the worker."""
+    """Checks the worker before its pool starts. A signal's receiver could not end the worker."""
 
     requires = ("celery.worker.components:Pool",)
 
@@ -212,7 +212,7 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # Its own cool-down must not keep out a call whose message comes again.
+        # A call must not be kept out by its own cool-down when its message comes again.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
@@ -228,7 +228,7 @@ class SingletonRequest(Request):
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
         """Release a dead child's lease, and report the death, and the loss if the timer of the lease has killed it."""
         try:
-            # Remember the holder: a release deletes it, and a survey hides an expired one.
+            # Remember the holder, because its release deletes it.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -266,7 +266,7 @@ class SingletonRequest(Request):
 
 def active_requests() -> list[SingletonRequest]:
     while True:
-        # The main thread may change the set meanwhile.
+        # The error of a set that the main thread changes meanwhile.
         with suppress(RuntimeError):
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
 
@@ -314,25 +314,22 @@ def _renew(leases: list[Holding]) -> None:
         store.renew(late, _RENEWAL_BOUND)
 
 
+child_lease_renewer = ChildLeaseRenewer()
+
 # The kernel's letters for the state of a process; empty if there is no such process.
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
 
 def _state_of(pid: int) -> str:
-    try:
+    with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]
-    except OSError:
-        if Path("/proc/self").exists():
-            return ""
+    # No such process, or no `/proc`.
     with suppress(ProcessLookupError):
         os.kill(pid, 0)
         return "R"
     return ""
-
-
-child_lease_renewer = ChildLeaseRenewer()
 
 
 class LostConnection(StartStopStep):
@@ -343,29 +340,25 @@ class LostConnection(StartStopStep):
     def start(self, consumer: Any) -> None:
         pool: Any = getattr(consumer.pool, "_pool", None)
         if hasattr(pool, "flush"):
-            consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
+            consumer.pool.flush = partial(_flush, pool, pool._cache)  # noqa: SLF001 (there is no other way)
         if isinstance(consumer.pool, SoloPool):
             name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
             # After a reconnection, the consumer's own attribute is our wrapper.
             call_soon = getattr(type(consumer), name).__get__(consumer)
-            setattr(consumer, name, _acknowledging_at_once(call_soon))
+            setattr(consumer, name, partial(_acknowledge_at_once, call_soon))
 
     def stop(self, consumer: Any) -> None:  # noqa: ARG002
         if state.should_stop is None and state.should_terminate is None:
             background.submit(partial(_expect_copies, active_requests()))
 
 
-def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
-    """Celery would wait for the bodies of all due messages, too long for some brokers."""
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(function, "__name__", "") == "ack_log_error":
-            # If the acknowledgement raises an error, let Celery repeat it later.
-            with suppress(Exception):
-                return function(*args, **kwargs)
-        return call_soon(function, *args, **kwargs)
-
-    return call
+def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `call_soon`, which would acknowledge after the bodies of all due messages: too late for some brokers."""
+    if getattr(function, "__name__", "") == "ack_log_error":
+        # If the acknowledgement fails, let Celery repeat it later.
+        with suppress(Exception):
+            return function(*args, **kwargs)
+    return call_soon(function, *args, **kwargs)
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
@@ -388,17 +381,13 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
         log.warning("lock.done_marker_failed", text, silent[part], key=lease.key, task_id=request.id)
 
 
-def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
+def _flush(pool: Any, jobs: dict[int, Any]) -> None:
     """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget jobs whose process has not reported a
     start. As a worker stops, such a process waits 30 s for its result to be read.
     """
-
-    def flush() -> None:
-        stops = state.should_stop is not None
-        running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001
-        pool.flush()
-        jobs.update((number, job) for number, job in running.items() if not job.ready())
-
-    return flush
+    stops = state.should_stop is not None
+    running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001
+    pool.flush()
+    jobs.update((number, job) for number, job in running.items() if not job.ready())

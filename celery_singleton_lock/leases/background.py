@@ -16,9 +16,9 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent server is not asked again: otherwise releases at other servers would wait.
+# Seconds for which a silent server is not asked again: the releases at other servers would wait for it.
 _SILENCE = 1.0
-# Seconds after which a request that was under way has surely arrived.
+# Seconds after which a request without an answer has arrived, or never will.
 _UNDER_WAY = 3.0
 
 
@@ -31,10 +31,9 @@ class Background(DaemonThread):
         self.start_over()
 
     def start_over(self) -> None:
-        """Forget all work, which belongs to the parent process."""
         self._pid = os.getpid()
         self._running = None
-        # The queue written in C: signal handlers may call `put`, and gevent and eventlet do not replace this class.
+        # The queue in C: a signal handler may call `put`, and gevent and eventlet do not replace this class.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -45,7 +44,7 @@ class Background(DaemonThread):
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """As `submit`, without starting the thread."""
         if self._pid != os.getpid():
-            # A program in C, such as uWSGI, forks without Python's hooks.
+            # The work is the parent's. uWSGI forks without Python's hooks.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -83,13 +82,13 @@ background = Background()
 
 @dataclass(eq=False)
 class PendingRelease:
-    """A lease, a turn or a mark that nobody wants any more: its release is repeated until the store answers."""
+    """The release of a lease, a turn or a mark, which is repeated until the store answers."""
 
     part: Callable[[], Part]  # finds the server that has the key, which a cluster may move
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` if the store has not answered
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
-    # The acquire or the mark may arrive after the release, which is therefore repeated after its first answer.
+    # The acquire or the mark may arrive later than the release, so the release is repeated after its first answer.
     may_arrive: bool = False
 
     def __call__(self) -> None:
@@ -114,6 +113,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        # Without `min`, each repeated answer would postpone the end.
+        # Only the first answer sets the end; without `min` each would postpone it.
         self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE

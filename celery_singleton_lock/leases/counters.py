@@ -24,7 +24,7 @@ _BOUND = 1.0
 _MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
 """The start of each event in the history. Its hash has one other field, `last`: a number."""
-# The outcomes that are not in the history: the call goes on, or was a copy of another delivery.
+# Outcomes that are not in the history, because the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
@@ -61,7 +61,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event without checking for a fork: `Heartbeat.watch` has done so. Elsewhere use `count`.
+        """Count an event of a lease. Elsewhere use `count`, which checks for a fork, as `Heartbeat.watch` has done.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
@@ -107,7 +107,7 @@ class Counters:
             try:
                 (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
                 del self._unsent[store, key]
-                # A request during the flush may open a second connection: it would stay open.
+                # If a request during the flush opened a second connection, it would stay open.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept and sent with the next"

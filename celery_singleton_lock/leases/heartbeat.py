@@ -21,24 +21,22 @@ if TYPE_CHECKING:
 
 _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
-# Seconds for a renewal, as it may first connect to a distant store; each reply may take a second.
+# Seconds for a renewal. It may first have to connect to a distant store; each reply may take a second.
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
-# The timeout of a wait does not count the time for which the machine is suspended, and the store counts it.
-_LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends.
 _LINGERS = 5.0
-# Log lines for one beat, however many leases it concerns.
+# For each beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
 
 
 class RenewalThread(DaemonThread):
-    """Renews the leases of this process in one store, or in one part of it, when they are due.
+    """Renews the leases of this process at one server when they are due.
 
-    Beside greenlets, this is a native thread, which no greenlet can starve, with a client of its own. A greenlet makes
-    the calls to the log and event loops, whose locks are those of greenlets.
+    Beside greenlets, this is a native thread with a client of its own, so that no greenlet can starve it. A greenlet
+    writes the log and calls event loops, because only greenlets may take the locks of these.
     """
 
     def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
@@ -83,7 +81,7 @@ class RenewalThread(DaemonThread):
         return bool(self.watching)
 
     def _step(self) -> bool:
-        # Before `watched`: otherwise a lease that is added meanwhile would not wake this thread.
+        # A lease that is added after `watched` has looked must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -91,7 +89,7 @@ class RenewalThread(DaemonThread):
         due = [min(one.next_renewal, one.deadline) for one in self.watched()]
         self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
         with suppress(Empty):
-            self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
+            self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
             return True
         # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
@@ -112,10 +110,11 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # A lease is not lost by its deadline alone: a beat that comes late asks the store first.
+            # A late beat asks the store even after the deadline: the key may still be free, or the main process of a
+            # worker may have renewed the lease.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Renew those that are due soon, too: otherwise each of thousands of leases would cost a request.
+        # Leases that are due soon go with them: otherwise each of thousands would cost a request.
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 
@@ -125,7 +124,7 @@ class RenewalThread(DaemonThread):
         left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # Otherwise a lease that waits for its answer would be told as late.
+            # A lease that waits for its answer must not be reported as late.
             holding.next_renewal = sent_at + bound
         try:
             if self._greenlet is not None and self._client is self.store:
@@ -166,11 +165,8 @@ class RenewalThread(DaemonThread):
 class Heartbeat:
     """Keeps the leases of a process alive, and tells each holder whose lease cannot be kept.
 
-    A renewal without an answer may have worked, so the lease is lost only once its deadline passes. A beat that comes
-    late asks even after the deadline: the key may still be free, or the main process may have renewed the lease.
-
-    Each store, or each server of a cluster, has a thread of its own: a silent one must not cost the leases at the
-    others. A signal may raise anywhere in `watch`, so `watch` and the threads share no lock.
+    Each server has a thread of its own: a silent server must not cost the leases at the others. A signal may raise
+    anywhere in `watch`, so `watch` and the threads share no lock.
     """
 
     def __init__(self) -> None:

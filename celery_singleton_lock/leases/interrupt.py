@@ -3,15 +3,14 @@
 In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
 CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
 
-If a callback of asyncio got the exception, the loop would log it and the body would go on. So the loop of every thread
-cancels the tasks whose context has the body's lease: the body may wait for any of them. In the thread of a loop the
-exception is raised only after the loop has been silent for some seconds.
+If a callback of asyncio got the exception, the loop would log it and the body would go on. So each event loop of the
+process cancels the tasks whose context has the body's lease: the body may wait for any of them. In the thread of a loop
+the exception is raised only after the loop has been silent for some seconds.
 """
 
 import asyncio
 import ctypes
 import gc
-import importlib
 import mmap
 import os
 import signal
@@ -24,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
-from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,15 +37,15 @@ if TYPE_CHECKING:
 
 Loop = asyncio.AbstractEventLoop
 
-# Applications rarely use the real-time signals. glibc keeps the first few; macOS has none.
+# Applications rarely use a real-time signal. glibc keeps the first few for itself; macOS has none.
 _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
-# `signal.getsignal` makes an enum of each answer, which is slow before each body.
-_handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
+# `signal.getsignal` makes an enum of its answer, too slow before each body.
+_handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
-# For each try, the most seconds for event loops to answer, and the pause until the next try.
+# For each try, the most seconds for event loops to answer, and then the seconds until the next try.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# The first tries raise nothing while an event loop is silent, or while cancelled tasks are ending.
+# In the first tries nothing is raised while an event loop is silent, or while cancelled tasks are ending.
 _CAREFUL_TRIES = 5
 # Seconds that a body has to clean up before the log says that it goes on.
 _TOLD_AFTER = 10.0
@@ -63,8 +61,6 @@ class Interrupt:
     _has_reached_its_thread = False  # no further try is made
     _thread: int | None = None
     _greenlet: Any = None
-    _hub: Any = None
-    _outer_loop: Loop | None = None
     _error: LockLost | None = None
 
     def __enter__(self) -> None:
@@ -82,7 +78,7 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may have raised the error in this thread, where the next run would get it.
+            # `_insist` may have raised the error in this thread after the body: the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
@@ -91,16 +87,14 @@ class Interrupt:
         """Raise `LockLost` in the body, if it runs and its process is not about to be killed by its timer."""
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
-        with self._guard:
-            if self._thread is None:
-                return
-            self._lease = lease
-            self._error = LockLost(lease.key, reason)
-            self._cancelled_in = set[Loop]()
-            if self._greenlet is not None:
-                call_soon(self._hub, self.deliver)
-            else:
-                threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
+        self._lease = lease
+        self._cancelled_in = set[Loop]()
+        self._error = LockLost(lease.key, reason)
+        # The body may end meanwhile; then nothing is raised.
+        if self._greenlet is not None:
+            call_soon(self._hub, self.deliver)
+        else:
+            threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
 
     def _insist(self, thread: int) -> None:
@@ -120,7 +114,7 @@ class Interrupt:
         asked = list[Loop]()
         for loop in _loops_that_run():
             if loop is not self._outer_loop:
-                # A loop of any library, which may be closed in this moment.
+                # The loop may be of any library, and may be closed at this moment.
                 with suppress(Exception):
                     loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
                     asked.append(loop)
@@ -153,14 +147,14 @@ class Interrupt:
     def _ask_for_delivery(self, thread: int) -> None:
         if _hears_signals(thread):
             _sent.append(self)
-            # A signal just before a call into the kernel does not end that call; the signal of the next try does.
+            # A signal that comes just before a system call does not end that call; that of the next try does.
             signal.pthread_kill(thread, _SIGNAL)
         elif not _starts_another(thread):
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
         """Raise the error if the body still runs, in its thread or in the hub of its greenlet."""
-        # No lock here: a signal may call this while its thread holds the guard.
+        # Without the guard: a signal may call this while its own thread has it.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
         self.delivered = self._has_reached_its_thread = True
@@ -190,7 +184,7 @@ class Interrupt:
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops of all threads, which only the garbage collector knows."""
+    """The event loops of all threads. Only the garbage collector knows them."""
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
@@ -213,7 +207,7 @@ def _main_task() -> "asyncio.Task[Any] | None":
 def _context_of(task: Any) -> Context | None:
     if hasattr(task, "get_context"):
         return cast("Context", task.get_context())
-    # Before Python 3.12. The first context is the task's own, the others are those of its callbacks.
+    # Before Python 3.12. The first context is the task's own; its callbacks have others.
     return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
@@ -222,14 +216,14 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # Without a test of `_sent`: a second signal may empty it next.
+    # Without `while _sent`: a second signal may come next, and empty it.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
 
 
 def _starts_another(thread: int) -> bool:
-    """*thread* starts one: CPython 3.11 would raise there and hang *thread*."""
+    """The thread is just starting another. An exception would make it hang in CPython 3.11."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
@@ -239,20 +233,21 @@ def _starts_another(thread: int) -> bool:
 
 
 def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    """None takes back an error that was not raised there yet."""
+    # None takes back an error that was not raised yet.
     of_class = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), of_class)
 
 
 # A kernel timer that kills this process.
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _TIMER_ABSTIME = 1
 _NO_TIMER = ctypes.c_void_p(-1).value
 # `struct sigevent`: a value, the signal, and SIGEV_SIGNAL.
 _KILL = struct.pack("Pii48x", 0, signal.SIGKILL, 0)
 
-# The pid and the deadline of each process. Forked processes share this memory, because the main process of a pool tells
-# of the loss if the timer has killed a process.
+# The pid and the deadline of each process. Forked processes share this memory: the main process of a pool reports the
+# loss of a child that the timer has killed.
 _ENTRY = struct.Struct("qd")
 _ENTRIES = 1 << 16
 _deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
@@ -271,7 +266,7 @@ def has_fired(pid: int, at: float) -> bool:
 
 
 class DeadMan:
-    """A timer of this process. The kernel has few, so `disarm`, or the end of this object, gives it back."""
+    """A timer of this process. Timers are few, so `disarm`, or the end of this object, gives it back."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -283,13 +278,13 @@ class DeadMan:
         """Kill this process at *deadline*, on CLOCK_BOOTTIME; a `ConfigurationError` if no timer is left."""
         if self._over:
             return
-        create = _function("timer_create")
-        if self._timer.value == _NO_TIMER and create(time.CLOCK_BOOTTIME, _KILL, ctypes.byref(self._timer)) != 0:
+        timer = ctypes.byref(self._timer)
+        if self._timer.value == _NO_TIMER and _LIBC.timer_create(time.CLOCK_BOOTTIME, _KILL, timer) != 0:
             raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
         _write(deadline)
         # `struct itimerspec`: no interval, then seconds and nanoseconds.
         spec = struct.pack("4l", 0, 0, int(deadline), int(deadline % 1 * 1_000_000_000))
-        _function("timer_settime")(self._timer, _TIMER_ABSTIME, spec, None)
+        _LIBC.timer_settime(self._timer, _TIMER_ABSTIME, spec, None)
         if self._over:
             # Another thread called `disarm` between these lines.
             self.disarm()
@@ -298,18 +293,13 @@ class DeadMan:
         self._over = True
         # A forked child may have another timer of that number.
         if self._timer.value != _NO_TIMER and self._pid == os.getpid():
-            _function("timer_delete")(self._timer)
+            _LIBC.timer_delete(self._timer)
             self._timer.value = _NO_TIMER
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process now, after it has told of its loss, so that `has_fired` does not tell again."""
+        """Kill this process now. It has reported its loss, so `has_fired` is False."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 
     __del__ = disarm
-
-
-@cache
-def _function(name: str) -> Any:
-    return getattr(ctypes.CDLL(None, use_errno=True), name)

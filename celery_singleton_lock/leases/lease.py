@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from types import AsyncGeneratorType, GeneratorType
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
-from celery_singleton_lock.errors import LostReason, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.line import pause_after, pause_before
 from celery_singleton_lock.stores.clock import clock
@@ -100,21 +100,21 @@ class Lease:
         await release_in_loop(self._holding)
 
 
-_GENERATORS = GeneratorType, AsyncGeneratorType
-
-
 def is_undone(result: Any) -> bool:
     """Whether *result* stands for work that somebody else has to do, after the lock of the call is released."""
-    return hasattr(type(result), "__await__") or isinstance(result, _GENERATORS)
+    return hasattr(type(result), "__await__") or isinstance(result, GeneratorType | AsyncGeneratorType)
 
 
-def task_id_of(lease: Lease) -> str | None:
-    return lease._holding.task_id  # noqa: SLF001 (it is this library's)
+def refusal_of(undone: Any, whose: str, advice: str) -> ConfigurationError:
+    if isinstance(undone, CoroutineType | GeneratorType):
+        # Otherwise Python would warn, too, that a coroutine was never awaited.
+        undone.close()
+    what = f"has returned a {type(undone).__name__}, whose work would be done after the lock is released"
+    return ConfigurationError(f"{whose} {what}; {advice}")
 
 
-# The leases under which the calling code runs, and those that it has taken through a `Lock`.
-
-# Weak references, because contexts are copied and outlive the bodies for which they were made.
+# The leases of the bodies in which the calling code runs. Weak references, because contexts are copied and outlive the
+# bodies for which they were made.
 current: ContextVar[tuple["ref[Holding]", ...]] = ContextVar("current_lease", default=())
 
 
@@ -150,9 +150,14 @@ class Hold:
         """Released neither by the lock nor by the lease."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
+    @staticmethod
+    def known() -> "list[Hold]":
+        """The holds in this context, the oldest first."""
+        return [hold for known in holds.get() if (hold := known()) is not None]
+
     def remember(self) -> None:
-        # If a signal raises between the grant and a `with` block, nobody gives the lease back. So only the `Lock` keeps
-        # the hold of a block alive, and the lease runs out.
+        # If a signal raises between the grant and the `with` block, nobody gives the lease back, so it has to run out:
+        # the context keeps the hold of a block weakly.
         known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
         holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
 
@@ -174,20 +179,15 @@ KnownHolds = tuple[Callable[[], Hold | None], ...]
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 
-def known_holds() -> list[Hold]:
-    """The holds in this context, the oldest first."""
-    return [hold for known in holds.get() if (hold := known()) is not None]
-
-
 def has_locked(key: str) -> bool:
     """The calling thread holds *key* by a `Lock`: its wait for that key would never end."""
     here = threading.get_ident()
-    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in known_holds())
+    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in Hold.known())
 
 
-# In an event loop. A few threads of our own ask the store, never the loop's executor. A coroutine that waits costs one
-# channel of the listener, and no thread. If it is cancelled, a request that is under way goes on, and a lease that it
-# brings is given back.
+# In an event loop. Threads of our own ask the store, because the executor of the loop may be busy. A waiting coroutine
+# costs a channel of the listener, and no thread. If it is cancelled, a request that is under way goes on, and a lease
+# that the request brings is given back.
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
@@ -266,15 +266,13 @@ class _Requests:
         return await asyncio.shield(asyncio.wrap_future(request))
 
     async def acquire(self) -> Verdict:
-        began_at = clock()
+        return await self.make(partial(self._ask, clock()))
 
-        def ask_in_time() -> Verdict:
-            # A silent store may have kept all threads busy.
-            if clock() - began_at > ACQUIRE_BOUND:
-                raise StoreError(self._lease.store.address, "no answer to earlier requests")
-            return self._lease.acquire()
-
-        return await self.make(ask_in_time)
+    def _ask(self, wanted_at: float) -> Verdict:
+        # A silent store may have kept all threads busy.
+        if clock() - wanted_at > ACQUIRE_BOUND:
+            raise StoreError(self._lease.store.address, "no answer to earlier requests")
+        return self._lease.acquire()
 
     def give_back_last(self) -> None:
         """Release the lease after the request that is under way, without waiting for it."""

@@ -3,7 +3,7 @@
 A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. For messages, the main process keeps a
 `Line`, which listens, looks whether their turns have come, and lets them go to the pool.
 
-Scripts write the state of a turn. The last column says who runs the script:
+Scripts write the state of a turn. The last column names who runs the script:
 
     COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
@@ -29,8 +29,8 @@ Scripts write the state of a turn. The last column says who runs the script:
 A turn begins as WAITING if its process already listens for it, otherwise as COMING. While a turn is UNHEARD, others are
 woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its old rank.
 
-A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself: every two
-seconds if the turn is among the next few, or if the process may not listen, and otherwise once in a ttl.
+A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself once in a ttl.
+If the turn is among the next few, or the process may not listen, the turn looks every two seconds.
 """
 
 import socket
@@ -48,15 +48,15 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# The scripts' word that wakes a turn. At another word, such as `near`, the turn looks.
+# The scripts' word that wakes a turn. At any other word, such as `near`, the turn looks.
 _FREE = "free"
 _SOON = 2.0
 # Seconds until the next look after a message was let go: another place may be free.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
-# A poll takes no more than 24 days.
+# The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a request waits for the waiter's subscription: otherwise a release may find no listener.
+# Seconds that a waiter's request waits for its subscription: a release in between would find no listener.
 _LISTENS_WITHIN = 2.0
 
 
@@ -76,7 +76,7 @@ class InLine:
 class _OfOneLock:
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message have one channel
     looks_at: float = float("inf")
-    # Since when new messages have found a place free. They have no turns, so nobody wakes them.
+    # When new messages first found a place free. They have no turns, so nobody wakes them.
     found_free: dict[InLine, float] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,6 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        """The first new message, and the first turn."""
         new = self.found_free or (each for each in self.all if each.is_new)
         turns = (each for each in self.all if not each.is_new)
         return [*islice(new, 1), *nsmallest(1, turns, key=_rank_of)]
@@ -100,7 +99,7 @@ def _pause_of(position: Position | Conflict, claim: Claim, store: Store) -> floa
     if position.is_near:
         # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
         return min(_SOON, max(_SHORTEST, position.free_in))
-    # Who may not listen does not hear that a turn has come near.
+    # A process that may not listen does not hear that a turn has come near.
     return _SOON if store.listener.is_refused else claim.ttl
 
 
@@ -146,14 +145,13 @@ class Bell:
 
 
 class Line:
-    """Messages that wait in this process. Its own thread looks, and changes `_locks`; any thread may `add` or `remove`.
+    """Messages that wait in this process. Only the thread of the line changes `_locks`.
 
     Arguments:
-        come: Called in any thread with a message that has to come. *come* must not block or log.
-        has_turn: Called in the line's thread with a new message that has a turn now. It returns False if the message
-            has gone meanwhile.
-        is_expected: Returns whether a run of this process is about to take the place that a new message finds free.
-            If so, the message stays: its run would take a process only to be refused.
+        come: Lets a message go. Any thread may call this, so it must not block or log.
+        has_turn: Hears that a new message has a turn. False: the message has gone meanwhile.
+        is_expected: Whether a run of this process is about to take the place that a new message finds free. The message
+            then stays, because its run would be refused.
     """
 
     def __init__(
@@ -216,7 +214,7 @@ class Line:
         try:
             pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
-            # New messages have no turn to lose. Their runs ask now, and report the error if it persists.
+            # New messages have no turn to lose. Their runs ask, and report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:

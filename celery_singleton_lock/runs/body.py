@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError as ThreadsCancelledError
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from types import CoroutineType, GeneratorType
+from types import GeneratorType
 from typing import Any, Literal
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST, NEW, RELEASED
-from celery_singleton_lock.leases.lease import KnownHolds, current, holds, is_undone
+from celery_singleton_lock.leases.lease import KnownHolds, current, holds, is_undone, refusal_of
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import A_MOMENT, WORKFLOWS, Ended, final_result, unmark, workflows_of
 from celery_singleton_lock.runs.message import has_copies, is_long_here
@@ -116,13 +116,8 @@ def _refuse_unfinished(run: Run, result: Any) -> None:
     """Refuse an awaitable, or a generator that has not begun: its work would be done without the lock."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
-    if isinstance(result, CoroutineType | GeneratorType):
-        # Python would warn that it never ran.
-        result.close()
-    raise ConfigurationError(
-        f"task {run.task.name}: its body has returned a {type(result).__name__}, so its work would be done after the "
-        "lock is released; write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
-    )
+    advice = "write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
+    raise refusal_of(result, f"task {run.task.name}: its body", advice)
 
 
 def _lost(run: Run) -> LockLost:

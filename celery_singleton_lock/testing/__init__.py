@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, Lo
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
-from celery_singleton_lock.leases.lease import Lease, current, task_id_of
+from celery_singleton_lock.leases.lease import Lease, current
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, new_token
@@ -391,7 +391,8 @@ def _await_reports() -> None:
 
 
 def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None, str]:
-    return sender.name if isinstance(sender, Task) else None, task_id_of(lease), lease.key
+    task_id = lease._holding.task_id  # noqa: SLF001 (it is this library's)
+    return sender.name if isinstance(sender, Task) else None, task_id, lease.key
 
 
 class SingletonLocks(Recorded):

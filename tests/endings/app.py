@@ -11,7 +11,6 @@ from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.leases.lease import task_id_of
 from tests.acceptance.app import app, recorder
 
 app.conf.update(
@@ -114,7 +113,7 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
 @signals.lock_lost.connect(weak=False)
 def record_loss(sender: Any = None, lease: Any = None, reason: str = "", **_: Any) -> None:
     if getattr(sender, "name", "") == killed.name:
-        recorder.write("signalled", lease.key, task_id_of(lease), reason=reason)
+        recorder.write("signalled", lease.key, lease._holding.task_id, reason=reason)
 
 
 def nap(seconds: float) -> None:

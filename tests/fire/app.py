@@ -11,7 +11,6 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask, signals
-from celery_singleton_lock.leases.lease import task_id_of
 from tests.fire.kinds import KINDS, STRIKE, Kind
 from tests.runs.record import Recorded, body, execution, record, work
 
@@ -115,6 +114,6 @@ def _unanswered(sender: Any, outcome: str, **_: Any) -> None:
 @signals.lock_lost.connect
 def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
     # In a thread of its own, which does not know the run: a child has one at a time.
-    record().write("lost", task_id=task_id_of(lease), reason=reason)
+    record().write("lost", task_id=lease._holding.task_id, reason=reason)
     if Path(f"{os.environ['TEST_RECORD']}.slow").exists():
         time.sleep(DAWDLES)
