@@ -171,3 +171,22 @@ def test_it_waits_for_a_broker_that_restarts(
     assert failures == []
     assert take(app, app.conf.task_default_queue).headers["id"] == came.headers["id"]
     assert take(app, app.conf.task_default_queue) is None
+
+
+class Array:  # noqa: PLW1641 (only `==` matters here)
+    """As numpy's, which raises if two of them are compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("ambiguous")
+
+
+def test_a_retry_is_published_though_its_arguments_cannot_be_compared(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True, name="retried", lock_key=(), serializer="pickle")
+    def retried(task: Any, _: Array) -> None:
+        task.retry((Array(),), countdown=0)
+
+    retried.apply_async((Array(),))
+    queue = app.conf.task_default_queue
+    runs(retried, take(app, queue))
+
+    assert take(app, queue).headers["retries"] == 1
