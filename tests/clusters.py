@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import redis
 from redis.crc import key_slot
 
 from celery_singleton_lock.stores.clock import clock
-from tests.servers import Server, binary, free_port, reserved
+from tests.servers import Server, binary, free_port, reserved, started
 from tests.waiting import until
 
 NODE_TIMEOUT = 1.0
@@ -247,21 +247,11 @@ def _answering(node: Node) -> Node:
 @contextmanager
 def sharded(kind: str, *arguments: str) -> Iterator[Node]:
     """A single server with all slots, like a service whose shards are behind one address."""
-    node = Node(kind, *arguments)
-    try:
-        node.start()
+    with started(Node(kind, *arguments)) as node:
         node.ask("ADDSLOTSRANGE", 0, SLOTS - 1)
         until(lambda: node.info["cluster_state"] == "ok", "it serves", timeout=60)
         yield node
-    finally:
-        node.close()
 
 
-@contextmanager
-def clustered(kind: str, *arguments: str, **options: Any) -> Iterator[Cluster]:
-    cluster = Cluster(kind, *arguments, **options)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.close()
+def clustered(kind: str, *arguments: str, **options: Any) -> AbstractContextManager[Cluster]:
+    return started(Cluster(kind, *arguments, **options))

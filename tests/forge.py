@@ -88,8 +88,6 @@ class _Forge:
 
     def make(self, order: dict[str, Any]) -> Forged:
         ended = Path(f"{order['log']}.ended")
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with self._guard:
             print(json.dumps({**order, "ended": str(ended)}), file=self._process.stdin, flush=True)
             return Forged(int(self._process.stdout.readline()), ended)

@@ -1,5 +1,3 @@
-"""A lock in a forked child."""
-
 import ctypes
 import os
 from collections.abc import Callable

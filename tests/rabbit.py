@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import kombu
 
-from tests.servers import free_port, missing
+from tests.servers import free_port, missing, started
 from tests.waiting import until
 
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -81,12 +80,6 @@ def is_needed() -> None:
         missing("rabbitmq-server is not installed")
 
 
-@contextmanager
-def rabbitmq() -> Iterator[Rabbit]:
+def rabbitmq() -> AbstractContextManager[Rabbit]:
     is_needed()
-    rabbit = Rabbit()
-    try:
-        rabbit.start()
-        yield rabbit
-    finally:
-        rabbit.close()
+    return started(Rabbit())

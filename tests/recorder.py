@@ -82,6 +82,10 @@ def of_key(recorder: Recorder, key: str, name: str | None = None) -> list[Event]
     return [event for event in recorder.events(name) if event.key == key]
 
 
+def numbers(recorder: Recorder, key: str = "k") -> list[int]:
+    return [event.facts["number"] for event in of_key(recorder, key, "enter")]
+
+
 def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
     """Pairs of overlapping runs: an event of one run, and the enter of another run before the first had left."""
     running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)

@@ -2,8 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import redis
 
 from celery_singleton_lock.stores.clock import clock
 from tests.proxy import Proxy
-from tests.servers import Server
+from tests.servers import Server, started
 from tests.waiting import until
 
 NAME = "locks"
@@ -167,11 +166,5 @@ def _is_up_to_date(replica: Server) -> bool:
         return bool(client.info("replication")["master_link_status"] == "up")
 
 
-@contextmanager
-def deployed(kind: str, *arguments: str, **options: Any) -> Iterator[Deployment]:
-    deployment = Deployment(kind, *arguments, **options)
-    try:
-        deployment.start()
-        yield deployment
-    finally:
-        deployment.close()
+def deployed(kind: str, *arguments: str, **options: Any) -> AbstractContextManager[Deployment]:
+    return started(Deployment(kind, *arguments, **options))

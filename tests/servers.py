@@ -6,9 +6,9 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import redis
@@ -18,6 +18,7 @@ from tests.waiting import until
 
 SERVERS = ("valkey", pytest.param("redis", marks=pytest.mark.prove))
 """Parameters of a test that is played on each: on Valkey by `make test`, on Redis by `make depth`."""
+S = TypeVar("S", bound=Any)
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
@@ -87,7 +88,6 @@ class Server:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def client(self, database: int = 0) -> "redis.Redis":
@@ -127,13 +127,17 @@ class Server:
 
 
 @contextmanager
-def running(kind: str, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Server]:
-    server = Server(kind, *arguments, env=env)
+def started(server: S) -> Iterator[S]:
+    """One server, or several that belong together, until the end of the block."""
     try:
         server.start()
         yield server
     finally:
         server.close()
+
+
+def running(kind: str, *arguments: str, env: dict[str, str] | None = None) -> AbstractContextManager[Server]:
+    return started(Server(kind, *arguments, env=env))
 
 
 class FakeClock:

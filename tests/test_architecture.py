@@ -22,18 +22,7 @@ FLOORS = (
     {"definition"},
     {"runs"},
     {
-        *(
-            "__init__",
-            "task",
-            "publish",
-            "lock",
-            "receivers",
-            "checks",
-            "worker",
-            "waiting",
-            "beat",
-            "command",
-        ),
+        *("__init__", "task", "publish", "lock", "receivers", "checks", "worker", "waiting", "beat", "command"),
         *("operations", "web", "contrib", "testing", "otel"),
     },
 )

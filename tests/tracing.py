@@ -1,5 +1,3 @@
-"""Run a task as a worker does."""
-
 from typing import Any
 
 from celery import Task, uuid

@@ -62,7 +62,6 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
         return self._process.pid
 
     def start(self) -> "Worker":
@@ -82,7 +81,6 @@ class Worker:
 
     def wait(self, timeout: float = 90) -> int:
         # At a warm shutdown a process of billiard may wait for 30 s for its result to be read, which nobody does.
-        assert self._process is not None
         return self._process.wait(timeout)
 
     def kill(self) -> None:
@@ -97,7 +95,6 @@ class Worker:
         self._log.unlink(missing_ok=True)
 
     def _died(self) -> bool:
-        assert self._process is not None
         return self._process.poll() is not None
 
 

@@ -1,5 +1,3 @@
-"""An app with a schedule, for the tests of the beat."""
-
 from celery.schedules import crontab
 
 from tests.acceptance.app import app, collect

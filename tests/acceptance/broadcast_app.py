@@ -1,5 +1,3 @@
-"""The app of `combined_app` with a queue that every worker gets each message of."""
-
 from kombu import Queue
 from kombu.common import Broadcast
 

@@ -232,10 +232,7 @@ dying_rerun = {
 }
 cooling = {
     (mode, after_failure): task_with(
-        f"cooling-{mode}-{after_failure}",
-        lock_mode=mode,
-        lock_min_hold=60,
-        lock_min_hold_on_failure=after_failure,
+        f"cooling-{mode}-{after_failure}", lock_mode=mode, lock_min_hold=60, lock_min_hold_on_failure=after_failure
     )
     for mode in ("while_executing", "until_executed")
     for after_failure in (True, False)

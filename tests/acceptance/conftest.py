@@ -1,5 +1,3 @@
-"""A record, and the environment that a test's workers and publishers share."""
-
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -53,6 +51,11 @@ def tasks(valkey: Server) -> Iterator[Any]:
 @pytest.fixture
 def store(tasks: Any) -> Store:
     return store_of(tasks.app)
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return request.node.name
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""A Django project with a schedule in its database, for the tests of the beat."""
-
 import os
 import sys
 

@@ -1,5 +1,3 @@
-"""Tasks with labels, and without, that say when they run."""
-
 import os
 from typing import Any
 

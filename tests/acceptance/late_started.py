@@ -1,5 +1,3 @@
-"""Result backends that are slow to store STARTED."""
-
 from typing import Any
 
 from celery import states

@@ -1,5 +1,3 @@
-"""A task that receives a model of pydantic, for the workers of the acceptance tests."""
-
 from typing import Any
 
 import pydantic

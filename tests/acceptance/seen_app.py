@@ -1,5 +1,3 @@
-"""Tasks for `docs/reference/what-you-see.md`: one body, and the options of each situation."""
-
 from typing import Any
 
 from celery_singleton_lock import SingletonTask

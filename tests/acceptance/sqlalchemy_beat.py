@@ -1,5 +1,3 @@
-"""A scheduler with its schedule in a database by SQLAlchemy, for the tests of the beat."""
-
 import os
 
 from sqlalchemy_celery_beat.schedulers import DatabaseScheduler

@@ -1,5 +1,3 @@
-"""An app with whatever tasks and settings a test of the start asks for."""
-
 import json
 import os
 from typing import Any

@@ -44,9 +44,7 @@ def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_withi
 
 
 @pytest.mark.skipif(not hasattr(worker, "on_cold_shutdown"), reason="Celery 5.4 tells nobody of what it cuts off")
-def test_a_run_that_a_shutdown_cuts_off_has_no_result_of_an_earlier_call_with_its_id(
-    recorder: Recorder,
-) -> None:
+def test_a_run_that_a_shutdown_cuts_off_has_no_result_of_an_earlier_call_with_its_id(recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
     with workers(APP) as (its_worker,):
         # Some backends never overwrite a success.
@@ -83,10 +81,6 @@ def kill(task_app: Any, run: Event, result: Any) -> None:
     kill_child(task_app, run)
 
 
-def of_run(recorder: Recorder, result: Any) -> list[Event]:
-    return [event for event in recorder.events("enter") if event.run == result.id]
-
-
 def terminate(task_app: Any, run: Event, result: Any) -> None:
     task_app.control.revoke(result.id, terminate=True, signal="SIGKILL")
 
@@ -105,7 +99,8 @@ def test_a_run_whose_process_is_killed_leaves_its_cool_down_as_any_other(recorde
     with workers(COMBINED, {"TEST_TTL": "30"}, concurrency=number) as (its_worker,):
         for task in combined.cooling.values():
             result = task.apply_async(("k", 1), {"gate": "never"}, **limit)
-            (run,) = until(lambda each=result: of_run(recorder, each), "it runs")
+            recorder.begun(result)
+            (run,) = [event for event in recorder.events("enter") if event.run == result.id]
             end(tasks.app, run, result)
         if end is kill:
             told = "its pool process died while it held the lock"

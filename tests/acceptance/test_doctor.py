@@ -28,7 +28,7 @@ from tests.acceptance.test_start import env_of
 from tests.browsing import Visitor
 from tests.proxy import Proxy
 from tests.recorder import Recorder
-from tests.servers import SERVERS, FakeClock, Server, free_port, running
+from tests.servers import SERVERS, FakeClock, Server, free_port, running, started
 from tests.waiting import Watch, until
 from tests.workers import Process, Worker, workers
 
@@ -281,15 +281,11 @@ def test_a_server_that_cannot_write_its_file_is_told(kind: str, app_of: AppOf) -
     server = Server(kind, "--appendonly", "yes")
     # A limit on the length of files is then an error of the write, and not a signal.
     server._command = ["env", "--ignore-signal=XFSZ", *server._command]
-    try:
-        server.start()
-        with server.client() as client:
-            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-            client.set("a", "b", ex=600)
-            until(lambda: client.info("persistence")["aof_last_write_status"] != "ok", "it cannot write")
+    with started(server), server.client() as client:
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        client.set("a", "b", ex=600)
+        until(lambda: client.info("persistence")["aof_last_write_status"] != "ok", "it cannot write")
         diagnosis = examined(app_of(server.url), *AT_LEISURE)
-    finally:
-        server.close()
 
     assert {"persistence"} <= {*diagnosis.wrong} <= {"persistence", "locking"}
     assert "append-only" in diagnosis.of("persistence")[1]
@@ -580,16 +576,12 @@ def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it
         (name,) = re.findall(r"(w\w{6}@\S+) ready", worker.log())
         # One worker is asked by its name, because otherwise the command waits for others as well.
         asks = ["inspect", "conf", "--timeout", "30", "--destination", name]
-        told = [reported(env, *command) for command in (["report"], asks)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "env": {**os.environ, **env}}
+        told = [subprocess.run([*CELERY, *command], check=True, **streams).stdout for command in (["report"], asks)]
 
     assert "singleton_lock_client_options" in said
     assert all("singleton_lock_client_options" in each for each in told)
     assert not any("pa55word" in each for each in [said, *told])
-
-
-def reported(env: dict[str, str], *command: str) -> str:
-    done = subprocess.run([*CELERY, *command], env={**os.environ, **env}, capture_output=True, text=True, check=True)
-    return done.stdout + done.stderr
 
 
 def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:

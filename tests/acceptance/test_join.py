@@ -61,9 +61,7 @@ def test_a_joiner_runs_if_the_retry_of_its_holder_was_not_published(recorder: Re
     assert end == "ran" or VERSION >= (5, 7)
 
 
-def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_that_id(
-    recorder: Recorder,
-) -> None:
+def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_that_id(recorder: Recorder) -> None:
     task, run = tasks.by_policy["join"], ("tests.acceptance.app", {})
     with workers(*run, 1, "-Q", "joiners") as (joiners,):
         with workers(*run, 1) as (holders,):

@@ -8,7 +8,7 @@ import pytest
 from celery_singleton_lock import LockHeld
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_valkey
-from tests.recorder import Recorder, of_key, overlaps
+from tests.recorder import Recorder, numbers, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import SOON, until
 from tests.workers import Worker, workers
@@ -23,11 +23,6 @@ HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
 def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
     with workers("tests.acceptance.neighbour_app", {"TEST_NEIGHBOUR": request.param}, concurrency=4) as (worker,):
         yield worker
-
-
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    return request.node.name
 
 
 def running(recorder: Recorder, task: Any, key: str, *args: Any) -> Any:
@@ -62,7 +57,7 @@ def test_the_newest_call_is_the_next_run(worker: Worker, recorder: Recorder, key
 
     assert later[-1].get(timeout=SOON) == 3
     assert [result.get(timeout=SOON, propagate=False).reason for result in later[:2]] == ["superseded"] * 2
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [0, 3]
+    assert numbers(recorder, key) == [0, 3]
 
 
 def test_a_retry_gives_the_key_back(worker: Worker, recorder: Recorder, key: str) -> None:

@@ -13,7 +13,7 @@ from celery_singleton_lock import CallRevoked
 from tests.acceptance import app as tasks
 from tests.acceptance.app import PAIRS
 from tests.acceptance.conftest import APP
-from tests.recorder import Recorder, of_key, overlaps
+from tests.recorder import Recorder, numbers, overlaps
 from tests.waiting import SOON, until
 from tests.workers import workers
 
@@ -26,10 +26,6 @@ every_pair = pytest.mark.parametrize(
 
 
 TASKS = tasks.newest_of
-
-
-def numbers(recorder: Recorder, key: str = "k") -> list[int]:
-    return [event.facts["number"] for event in of_key(recorder, key, "enter")]
 
 
 def ends_for(newest: Any, *older: Any) -> None:

@@ -23,7 +23,7 @@ from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import APP, Operate
 from tests.contract.asking import Waiter
-from tests.recorder import Recorder, of_key, overlaps
+from tests.recorder import Recorder, numbers, overlaps
 from tests.servers import free_port
 from tests.waiting import SOON, until
 from tests.workers import Worker, workers
@@ -208,11 +208,6 @@ def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: 
     assert says in operate("show", *arguments, code=USAGE).stderr
 
 
-def now_of(said: str) -> str:
-    (now,) = re.findall(r"^now +(.*)$", said, re.MULTILINE)
-    return str(now)
-
-
 def test_what_became_of_a_call_is_shown_and_where_it_waits(
     operate: Operate, worker: Worker, recorder: Recorder, store: Store
 ) -> None:
@@ -239,8 +234,9 @@ def test_what_became_of_a_call_is_shown_and_where_it_waits(
     (row,) = shown(waiter.id)["locks"]
     told = row["key"], row["state"], row["task_id"], row["waiters"], row["position"]
     assert told == (waits.lock_key_for("k"), "waiting", waiter.id, 1, 1)
-    now = [now_of(operate("show", each).stdout) for each in (first.id, waiter.id, "id-q")]
-    assert now == ["holds the lock", "waits for the lock, position 1 in the line", "is queued"]
+    now = re.compile(r"^now +(.*)$", re.MULTILINE)
+    told_of = [now.findall(operate("show", each).stdout) for each in (first.id, waiter.id, "id-q")]
+    assert told_of == [["holds the lock"], ["waits for the lock, position 1 in the line"], ["is queued"]]
 
     recorder.open_gate("all is shown")
     assert [each.get(timeout=SOON) for each in (holder, first, waiter)] == [0, 0, 0]
@@ -322,7 +318,7 @@ def test_a_broken_run_ends_revoked_names_who_asked_and_is_not_run_again(
     with pytest.raises(TaskRevokedError, match="broken by"):
         holder.get(timeout=SOON)
     assert task.delay("retried", 2).get(timeout=SOON) == 2
-    assert [event.facts["number"] for event in of_key(recorder, "retried", "enter")] == [1, 2]
+    assert numbers(recorder, "retried") == [1, 2]
 
 
 @pytest.mark.prove

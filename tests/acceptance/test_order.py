@@ -52,9 +52,7 @@ def test_a_burst_of_one_key_runs_one_at_a_time(recorder: Recorder, pool: str) ->
 
 
 @pytest.mark.usefixtures("broker")
-def test_each_call_of_a_burst_is_told_once_and_runs_in_its_turn_hardly_refused_in_the_pool(
-    recorder: Recorder,
-) -> None:
+def test_each_call_of_a_burst_is_told_once_and_runs_in_its_turn_hardly_refused_in_the_pool(recorder: Recorder) -> None:
     with workers(APP, {}, 2, concurrency=2) as both:
 
         def told() -> int:
@@ -240,11 +238,7 @@ def test_a_broker_that_is_restarted(recorder: Recorder, valkey: Server, broker: 
     with broker() as (url, restart):
         tasks.app.conf.broker_url = url
         env = {"TEST_BROKER": url, "TEST_VISIBILITY": "16", "TEST_TTL": "30"}
-        with (
-            workers(APP, env, 2, concurrency=2),
-            ExitStack() as supervisor,
-            in_order(recorder, valkey, "held"),
-        ):
+        with workers(APP, env, 2, concurrency=2), ExitStack() as supervisor, in_order(recorder, valkey, "held"):
             restart()
             # kombu may end a worker whose Redis broker is gone.
             supervisor.enter_context(workers(APP, env, concurrency=2))

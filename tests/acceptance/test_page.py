@@ -254,7 +254,6 @@ def served(valkey: Server, *arguments: str, **env: str) -> Iterator[str]:
     given = {**os.environ, "TEST_STORE": valkey.url, "TEST_LOCKS": f"{store}/2", "PYTHONUNBUFFERED": "1", **env}
     process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)
     try:
-        assert process.stdout is not None
         assert select.select([process.stdout], [], [], 60)[0], "it says where it is"
         yield process.stdout.readline().split()[-1]
         process.send_signal(signal.SIGINT)

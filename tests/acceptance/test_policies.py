@@ -11,7 +11,7 @@ from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import APP, one_valkey
-from tests.recorder import Recorder, of_key, overlaps
+from tests.recorder import Recorder, numbers, of_key, overlaps
 from tests.servers import Server
 from tests.waiting import SOON, until
 from tests.workers import Worker, workers
@@ -34,11 +34,6 @@ def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def at_its_broker(worker: Worker, tasks: Any) -> None:
     tasks.app.conf.broker_url = os.environ["TEST_BROKER"]
-
-
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    return request.node.name
 
 
 def hold(recorder: Recorder, policy: str, *keys: str, seconds: float = 0.0, gate: str) -> list[Any]:
@@ -124,7 +119,7 @@ def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(recorder:
     second = tasks.rerun_and_retried.delay(key, 2)
 
     assert (first.get(timeout=SOON), second.get(timeout=SOON)) == (1, 2)
-    assert sorted(event.facts["number"] for event in of_key(recorder, key, "enter")) == [1, 1, 2]
+    assert sorted(numbers(recorder, key)) == [1, 1, 2]
 
 
 def test_join_ends_with_the_holders_error(worker: Worker, recorder: Recorder, key: str) -> None:

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,6 @@ def tasks(valkey: Server, rabbit: str) -> Iterator[None]:
     quorum.app.conf.update(broker_url=rabbit, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
     yield
     forget_connections(quorum.app)
-    # Results that are collected only when the server is gone complain.
     gc.collect()
 
 
@@ -35,10 +33,6 @@ def tasks(valkey: Server, rabbit: str) -> Iterator[None]:
 def worker(rabbit: str) -> Iterator[Worker]:
     with workers(APP, {"TEST_BROKER": rabbit}, concurrency=4) as (worker,):
         yield worker
-
-
-def meets(worker: Worker, result: Any) -> None:
-    until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
 
 
 def test_rabbitmq_itself_delays_a_message(worker: Worker) -> None:
@@ -50,7 +44,7 @@ def test_a_message_of_a_quorum_queue_is_requeued(worker: Worker, recorder: Recor
     task = quorum.by_policy[policy]
     holder = recorder.begun(task.delay(policy, 1, gate=policy))
     duplicate = task.delay(policy, 2)
-    meets(worker, duplicate)
+    until(lambda: f"task_id={duplicate.id} holder=" in worker.log() or duplicate.ready(), "it has met the holder")
     recorder.open_gate(policy)
 
     assert holder.get(timeout=SOON) == 1

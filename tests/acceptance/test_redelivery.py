@@ -147,10 +147,7 @@ def test_a_lost_broker_connection_costs_no_second_run(broker: str, recorder: Rec
 def test_a_run_that_ends_without_its_broker_does_not_run_again(rabbit: str, recorder: Recorder, children: int) -> None:
     tasks.app.conf.broker_url = rabbit
     tasks.app.control.purge()
-    with (
-        behind_a_proxy(rabbit) as (proxy, url),
-        workers(APP, {"TEST_BROKER": url}, concurrency=children) as (worker,),
-    ):
+    with behind_a_proxy(rabbit) as (proxy, url), workers(APP, {"TEST_BROKER": url}, concurrency=children) as (worker,):
         result = LATE.delay("k", 1, 2)
         until(lambda: runs(recorder), "it runs")
         proxy.reset()
@@ -181,10 +178,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(recorder: Recorder,
 
 def test_a_copy_does_not_store_started_over_the_end_of_its_run(recorder: Recorder, valkey: Server) -> None:
     results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
-    with (
-        workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,),
-        valkey.client() as broker,
-    ):
+    with workers(APP, {"TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1) as (worker,), valkey.client() as broker:
         result = LATE.delay("k", 1, gate=GATE, fails=True)
         until(lambda: runs(recorder), "it runs")
         assert result.state == "STARTED"

@@ -13,7 +13,7 @@ from celery.exceptions import TaskRevokedError
 
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
-from tests.recorder import Event, Recorder, of_key, overlaps
+from tests.recorder import Recorder, numbers, of_key, overlaps
 from tests.waiting import SOON, until
 from tests.workers import Worker, workers
 
@@ -43,7 +43,7 @@ def test_a_replaced_run_with_automatic_retries_is_not_run_again(worker: Worker, 
     assert second.get(timeout=SOON) == 2
     with pytest.raises(TaskRevokedError, match=second.id):
         first.get(timeout=SOON)
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 2]
+    assert numbers(recorder, key) == [1, 2]
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def test_an_older_call_that_comes_after_the_newest_has_run_names_it(recorder: Re
         holder.get(timeout=SOON, propagate=False)
         assert task.delay(key, 4).get(timeout=SOON) == 4
 
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 4]
+    assert numbers(recorder, key) == [1, 3, 4]
 
 
 @pytest.mark.parametrize("how", ["redelivered", "retried"])
@@ -91,7 +91,7 @@ def test_a_successor_that_dies_is_run_again(worker: Worker, recorder: Recorder, 
 
     assert first.get(timeout=SOON) == 1
     assert third.get(timeout=3 * SOON) == 3
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 3]
+    assert numbers(recorder, key) == [1, 3, 3]
 
 
 def met(worker: Worker, recorder: Recorder, result: Any) -> Any:
@@ -104,17 +104,14 @@ def met(worker: Worker, recorder: Recorder, result: Any) -> Any:
     return result
 
 
-def since(event: Event) -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - event.at
-
-
 @pytest.mark.parametrize("policy", combined.never_given_up)
 def test_lock_wait_timeout_ends_no_successor(worker: Worker, recorder: Recorder, policy: str) -> None:
     task, key = combined.never_given_up[policy], f"never-given-up-{policy}"
     first = recorder.begun(task.delay(key, 1, gate=key))
     second = met(worker, recorder, task.delay(key, 2))
     (entered,) = of_key(recorder, key, "enter")
-    until(lambda: since(entered) > 4, "it has waited for longer than its lock_wait_timeout")
+    over_at = entered.at + 4
+    until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) > over_at, "it waits for longer than its lock_wait_timeout")
     assert second.state == "RETRY"
     recorder.open_gate(key)
 

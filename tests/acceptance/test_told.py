@@ -45,14 +45,14 @@ LINES = {
 }
 ELSEWHERE = {
     "acceptance/test_start.py": [
-        *("lock.async_body", "lock.check_failed", "lock.misconfigured", "lock.no_base", "lock.store_unreachable"),
+        *("lock.async_body", "lock.check_failed", "lock.misconfigured", "lock.no_base", "lock.store_unreachable")
     ],
     "acceptance/test_beat.py": ["beat.stands_by"],
     "acceptance/test_labels.py": ["lock.label_failed"],
     "integration/test_lease.py": ["lock.bug"],
     "contract/test_rights.py": ["lock.not_subscribed"],
     "integration/test_beats.py": [
-        *("beat.differs", "beat.publish_failed", "beat.sent", "beat.slot_unrecorded", "beat.unanswered"),
+        *("beat.differs", "beat.publish_failed", "beat.sent", "beat.slot_unrecorded", "beat.unanswered")
     ],
     "integration/test_clocks.py": ["lock.clock"],
     "topologies/test_worker.py": ["lock.moved"],
@@ -311,7 +311,6 @@ def told(valkey_process: Server, tmp_path_factory: pytest.TempPathFactory) -> It
         told.lines += night.lines()
         yield told
     forget_connections(tasks.app)
-    # Results that are collected only when the server is gone complain.
     gc.collect()
 
 

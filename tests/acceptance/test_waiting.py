@@ -9,14 +9,10 @@ from celery_singleton_lock import LockLost
 from celery_singleton_lock.testing import expire
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import one_worker
-from tests.recorder import Recorder, most_at_once, of_key, overlaps
+from tests.recorder import Recorder, most_at_once, numbers, of_key, overlaps
 from tests.waiting import SOON, until
 
 valkey, worker = one_worker(6, autouse=True)
-
-
-def numbers(recorder: Recorder, key: str) -> list[int]:
-    return [event.facts["number"] for event in of_key(recorder, key, "enter")]
 
 
 def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(recorder: Recorder) -> None:

@@ -55,10 +55,7 @@ def test_whatever_ends_a_workflow_ends_its_mark_though_nobody_looks(recorder: Re
     task = workflow_app.ending
     hows = [how for how in workflow_app.ENDINGS if pool == "prefork" or not how.endswith(ON_PREFORK)]
     control = tasks.app.control
-    with (
-        workers(APP, pool=pool, concurrency=4),
-        workflow_app.skipped.lock_for(),
-    ):
+    with workers(APP, pool=pool, concurrency=4), workflow_app.skipped.lock_for():
         calls = {how: task.delay(how).id for how in hows}
         until(lambda: len({each.run for each in recorder.events("held")}) == len(hows), "all are held", timeout=SOON)
         if pool == "prefork":

@@ -1,5 +1,3 @@
-"""Tasks that replace themselves by a workflow, for the workers of the acceptance tests."""
-
 import logging
 import os
 import signal

@@ -1,1 +1,0 @@
-"""Celery's own integration tests, played with the lock and without it."""

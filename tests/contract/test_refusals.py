@@ -237,7 +237,6 @@ def test_a_holder_whose_password_is_changed_ends_like_one_whose_store_is_away(ow
     """Its body must not fail over what is settled without it."""
     store, lock = Store(own.url, {}), Lock("stock", url=own.url)
     lease = lock.acquire()
-    assert lease is not None
     with own.client() as client:
         client.config_set("requirepass", "another")
         client.client_kill_filter(_type="normal", skipme=True)

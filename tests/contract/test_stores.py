@@ -29,19 +29,7 @@ from tests.contract.chapters.turns import ON_ITS_WAY, Turns, message, turn_of
 from tests.contract.chapters.versions import Versions
 
 
-class StoreContract(
-    Leasing,
-    Limit,
-    Queue,
-    Turns,
-    Hearing,
-    Copies,
-    Marks,
-    Succession,
-    Breaking,
-    Beside,
-    Versions,
-):
+class StoreContract(Leasing, Limit, Queue, Turns, Hearing, Copies, Marks, Succession, Breaking, Beside, Versions):
     """The tests that a store of locks has to pass."""
 
 

@@ -1,5 +1,3 @@
-"""Tasks that end in every way there is."""
-
 import os
 import signal
 import sys
@@ -38,7 +36,6 @@ def task_of(ttl: float, *, late: bool) -> Any:
     )
     def ends(self: Any, key: str, how: str) -> str:
         lease = current_lease()
-        assert lease is not None
         with recorder.body(key, self.request.id, token=lease.token):
             if recorder.is_first(key):
                 WAYS[how](self)

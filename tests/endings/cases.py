@@ -55,7 +55,6 @@ class Ending:
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     ttl: float = SHORT
     options: Mapping[str, Any] = field(default_factory=dict)
-    dies: bool = False
     alone: bool = False
     arguments: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -72,6 +71,11 @@ def _only(reason: str, *columns: str) -> dict[str, str]:
 _NO_LIMIT = "the pool has no such limit"
 _NO_TERMINATE = "the pool cannot terminate a task"
 _NO_POOL_PROCESS = "there is no pool process: see the worker's end"
+_ITS_PROCESS_DIES: dict[str, Any] = {
+    "ttl": LONG,
+    "promised": "within seconds",
+    "elsewhere": _only(_NO_POOL_PROCESS, "prefork"),
+}
 
 ENDINGS = (
     Ending("it returns", how="return"),
@@ -92,33 +96,11 @@ ENDINGS = (
         options={"time_limit": 4},
         promised="within seconds",
         elsewhere=_only(_NO_LIMIT, "prefork"),
-        dies=True,
     ),
     Ending("revoked with `terminate`", act=_revoke("SIGTERM"), elsewhere=_only(_NO_TERMINATE, "prefork", *GREEN)),
-    Ending(
-        "revoked with `terminate` and SIGKILL",
-        act=_revoke("SIGKILL"),
-        ttl=LONG,
-        promised="within seconds",
-        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
-        dies=True,
-    ),
-    Ending(
-        "the pool process is killed, as by a lack of memory",
-        act=_kill_pool_process,
-        ttl=LONG,
-        promised="within seconds",
-        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
-        dies=True,
-    ),
-    Ending(
-        "the pool process crashes",
-        how="crash",
-        ttl=LONG,
-        promised="within seconds",
-        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
-        dies=True,
-    ),
+    Ending("revoked with `terminate` and SIGKILL", act=_revoke("SIGKILL"), **_ITS_PROCESS_DIES),
+    Ending("the pool process is killed, as by a lack of memory", act=_kill_pool_process, **_ITS_PROCESS_DIES),
+    Ending("the pool process crashes", how="crash", **_ITS_PROCESS_DIES),
     Ending(
         "the pool process has done its `max_tasks_per_child`",
         how="return",
@@ -129,7 +111,7 @@ ENDINGS = (
     Ending("warm shutdown", how="return", act=_signal_worker(signal.SIGTERM), alone=True),
     Ending("soft shutdown", act=_signal_worker(signal.SIGQUIT), alone=True, env={"TEST_SOFT_SHUTDOWN": "1"}),
     Ending("cold shutdown", act=_signal_worker(signal.SIGQUIT), alone=True),
-    Ending("the worker is killed", act=_kill_worker, promised="within the ttl", alone=True, dies=True),
+    Ending("the worker is killed", act=_kill_worker, promised="within the ttl", alone=True),
     Ending("the broker's connection is lost", how="return", act=_cut, alone=True),
     Ending(
         "the broker's connection is lost, and tasks are cancelled",

@@ -1,5 +1,3 @@
-"""A record, and the environment that a test's workers and publishers share."""
-
 import pytest
 
 from tests.endings.app import app

@@ -44,7 +44,6 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
     """A lock that has been renewed at least once, so that the heartbeat has its connection."""
     lock = Lock("stock", url=url, ttl=ttl)
     lease = lock.acquire()
-    assert lease is not None
     first = final_result(lease)
     until(lambda: final_result(lease) > first, "it has been renewed")
     yield lock, lease
@@ -67,7 +66,6 @@ def is_told_in_time(lease: Lease) -> None:
 def is_free_within_ttl(server: Server) -> int:
     lock = Lock("stock", url=server.url, ttl=TTL)
     lease = lock.acquire(timeout=20)
-    assert lease is not None
     lock.release()
     return lease.fence
 
@@ -105,17 +103,13 @@ def test_a_release_that_got_no_answer_is_repeated_in_the_background(own: Server,
 
 
 def test_a_restart_with_its_data_costs_nothing() -> None:
-    server = Server("redis", "--appendonly", "yes", "--appendfsync", "always")
-    try:
+    persistent = ("--appendonly", "yes", "--appendfsync", "always")
+    with running("redis", *persistent) as server, held(server.url, ttl=4) as (_, lease):
+        server.stop()
         server.start()
-        with held(server.url, ttl=4) as (_, lease):
-            server.stop()
-            server.start()
 
-            is_renewed(lease)
-            assert Lock("stock", url=server.url).acquire(blocking=False) is None
-    finally:
-        server.close()
+        is_renewed(lease)
+        assert Lock("stock", url=server.url).acquire(blocking=False) is None
 
 
 def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server, reasons: list[str]) -> None:
@@ -187,8 +181,6 @@ def test_a_client_whose_clock_is_set_keeps_its_lease(
         text=True,
         env={**os.environ, **wall_clock.env},
     )
-    assert client.stdin is not None
-    assert client.stdout is not None
     before = float(client.stdout.readline())
     wall_clock.step(step)
     began = time.monotonic()

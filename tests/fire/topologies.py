@@ -48,12 +48,7 @@ class Topology:
         self.servers.close()
 
     def faults(self) -> list[Strike]:
-        return [
-            self.kill_a_master,
-            self.stop_a_master_shortly,
-            self.stop_a_master_until_it_is_replaced,
-            self.fail_over,
-        ]
+        return [self.kill_a_master, self.stop_a_master_shortly, self.stop_a_master_until_it_is_replaced, self.fail_over]
 
     def kill_a_master(self, fault: Fault, rng: random.Random) -> None:
         with fault("a master of the locks is killed, and comes back as a replica"):

@@ -1,5 +1,3 @@
-"""The environment that a shop's worker and its visitors share."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""A shop in FastAPI whose imports are unique in the queue, and run once at a time."""
-
 import os
 from collections.abc import AsyncIterator
 from typing import Annotated

@@ -1,5 +1,3 @@
-"""A shop in Flask, as Flask's documentation puts Celery in it, whose imports run once at a time."""
-
 from typing import Any
 
 from celery import Celery, Task, shared_task
@@ -39,8 +37,7 @@ def import_catalogue(supplier_id: int) -> str:
 def create_app() -> Flask:
     app = Flask(__name__)
     app.config.from_mapping(
-        CURRENCY="EUR",
-        CELERY={"broker_url": "redis://localhost", "result_backend": "redis://localhost"},
+        CURRENCY="EUR", CELERY={"broker_url": "redis://localhost", "result_backend": "redis://localhost"}
     )
     app.config.from_prefixed_env()
     celery_init_app(app)

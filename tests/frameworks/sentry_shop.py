@@ -1,5 +1,3 @@
-"""A shop whose beat entries are watched by Sentry's Crons."""
-
 import os
 
 import sentry_sdk

@@ -1,5 +1,3 @@
-"""A shop in Django whose tenants have schemas, with tenant-schemas-celery in it."""
-
 import os
 import sys
 from types import ModuleType, SimpleNamespace

@@ -272,11 +272,7 @@ def test_who_may_asks_a_holder_to_stop_and_is_told_of_a_store_that_is_full_or_aw
 
 FAULTS: list[tuple[dict[str, Any], list[str]]] = [
     (
-        {
-            "CELERY_SINGLETON_LOCK_TTL": "30s",
-            "CELERY_SINGLETON_LOCK_TTTL": 3,
-            "CELERY_SINGLETON_LOCK_URL": "ftp://x",
-        },
+        {"CELERY_SINGLETON_LOCK_TTL": "30s", "CELERY_SINGLETON_LOCK_TTTL": 3, "CELERY_SINGLETON_LOCK_URL": "ftp://x"},
         [
             "CELERY_SINGLETON_LOCK_TTL='30s' is not allowed",
             "did you mean CELERY_SINGLETON_LOCK_TTL?",
@@ -284,11 +280,7 @@ FAULTS: list[tuple[dict[str, Any], list[str]]] = [
         ],
     ),
     (
-        {
-            "CELERY_SINGLETON_LOCK_URL": None,
-            "CELERY_BROKER_URL": "amqp://",
-            "CELERY_SINGLETON_LOCK_LOG_LABELS": "yes",
-        },
+        {"CELERY_SINGLETON_LOCK_URL": None, "CELERY_BROKER_URL": "amqp://", "CELERY_SINGLETON_LOCK_LOG_LABELS": "yes"},
         ["set CELERY_SINGLETON_LOCK_URL, for example", "CELERY_SINGLETON_LOCK_LOG_LABELS='yes'"],
     ),
 ]

@@ -1,5 +1,3 @@
-"""An app and a store of each kind, in turn, and what several files do with them."""
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +24,6 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def app(server: Server) -> Iterator[Celery]:
     app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
-    # Queues in memory are those of the process.
     app.conf.update(singleton_lock_url=server.url, task_default_queue=uuid())
     yield app
     app.close()

@@ -231,7 +231,6 @@ def test_a_call_that_is_requeued_is_the_same_and_never_far_away(world: World, po
     for longest in (*(2,) * 8, *(10,) * 12) if policy == "join" else (900,) * 3:
         assert world.deliver(message) == "RETRY"
         message = world.sent
-        assert message is not None
         assert message.is_due_after(0)
         assert message.is_due_within(longest)
         assert (message.headers["id"], message.headers["retries"], message.body[0]) == (ME, 0, [1])
@@ -352,7 +351,6 @@ def test_a_success_may_publish_the_next_call_where_none_may_be_queued_during_a_r
 
     assert world.deliver(publish(world)) == "SUCCESS"
     sent = world.sent
-    assert sent is not None
     assert sent.headers["id"] == "the-next"
 
 
@@ -506,9 +504,7 @@ def test_a_call_without_an_answer_comes_the_more_seldom_and_at_least_once_a_minu
         for longest in (1, *(60,) * 19):
             assert world.deliver(message) == "RETRY"
             message = world.sent
-            assert message is not None
             assert message.is_due_within(longest)
-    assert message is not None
     assert message.is_due_after(25)
     assert world.deliver(message) == "SUCCESS"
 

@@ -62,7 +62,6 @@ def lock(url: str) -> Iterator[Lock]:
 def test_acquire_and_release(lock: Lock, run: Run) -> None:
     async def main() -> None:
         lease = await lock.aacquire()
-        assert lease is not None
         assert await lock.aacquire(timeout=0) is None
         assert await lock.aacquire(timeout=0.2) is None
         # In any task.
@@ -192,7 +191,6 @@ def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(loc
     async def main() -> None:
         for _ in range(20):
             lease = await lock.aacquire()
-            assert lease is not None
             waits = asyncio.create_task(lock.aacquire())
             await become(lambda: waiters(lock) == 1, "it is queued")
             lease.release()
@@ -202,7 +200,6 @@ def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(loc
             waits.cancel()
             with suppress(asyncio.CancelledError):
                 given = await waits
-                assert given is not None
                 await given.arelease()
             await become(lambda: nothing_is_left(lock), "it is given back")
 
@@ -213,7 +210,6 @@ def test_a_release_that_is_cancelled_is_made(lock: Lock, run: Run) -> None:
     async def main() -> None:
         for _ in range(20):
             lease = await lock.aacquire()
-            assert lease is not None
             releases = asyncio.create_task(lease.arelease())
             await asyncio.sleep(0)
             releases.cancel()
@@ -228,7 +224,6 @@ def test_a_release_that_is_cancelled_is_made(lock: Lock, run: Run) -> None:
 def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_loop(lock: Lock, run: Run) -> None:
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(lock.aacquire())
-    assert lease is not None
 
     async def begin_to_wait() -> "asyncio.Task[Lease | None]":
         waits = asyncio.create_task(lock.aacquire())
@@ -244,7 +239,6 @@ def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_lo
         await asyncio.sleep(0.1)
         lease.release()
         given = await other
-        assert given is not None
         # Less than a lease lasts.
         assert given.waited < 15
         await given.arelease()
@@ -293,7 +287,6 @@ def test_the_lease_of_a_task_that_has_ended_without_a_release_ends_within_its_tt
         await forgets
         del forgets  # A task keeps its context, and so its leases.
         lease = await lock.aacquire(timeout=SOON)
-        assert lease is not None
         await lease.arelease()
 
     with lock:

@@ -119,21 +119,11 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
 
     wait, of_run = sorted(spans.get_finished_spans(), key=lambda span: span.name != "singleton_lock wait")
     assert (wait.name, of_run.name) == ("singleton_lock wait", "run/shop.sync")
-    assert wait.parent is not None
-    assert of_run.context is not None
     assert wait.parent.span_id == of_run.context.span_id
     assert wait.kind is SpanKind.INTERNAL
-    assert wait.start_time is not None
-    assert wait.end_time is not None
-    assert of_run.end_time is not None
     # The start is computed from two clocks, and the process may stand still between one look and the other.
     assert began_at - 1e9 <= wait.start_time < wait.end_time <= of_run.end_time + 1e9
     assert attributes_of(wait) == {"singleton_lock.key": claim.key}
-
-
-def waits_for_the_end(self: Any, key: str) -> None:
-    for _ in range(1000 * SOON):
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize(("force", "reason", "status"), [(True, "expired", "ERROR"), (False, "broken", "UNSET")])
@@ -142,7 +132,8 @@ def test_a_run_that_loses_its_lease_tells_why(
 ) -> None:
     def body(self: Any, key: str) -> None:
         Inventory(store_of(app)).break_lock(self.lock.key, [self.lock.token], "alice", force=force)
-        waits_for_the_end(self, key)
+        for _ in range(1000 * SOON):
+            time.sleep(0.001)
 
     task = task_of(app, body, lock_ttl=1)
 

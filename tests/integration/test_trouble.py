@@ -64,11 +64,7 @@ TROUBLES: dict[str, tuple[Callable[[Place], Any], Callable[[Place], Any], str]] 
         lambda it: it.set(min_replicas_to_write=0),
         "too few replicas",
     ),
-    "no disk": (
-        Place.cannot_save,
-        lambda it: it.set(stop_writes_on_bgsave_error="no"),
-        "cannot save to its disk",
-    ),
+    "no disk": (Place.cannot_save, lambda it: it.set(stop_writes_on_bgsave_error="no"), "cannot save to its disk"),
     "no right": (lambda it: it.let_user("-hset"), lambda it: it.let_user("+hset"), "no right"),
     "no script": (lambda it: it.let_user("-evalsha"), lambda it: it.let_user("+evalsha"), "no right"),
     "silent": (

@@ -104,13 +104,12 @@ def test_a_plain_task_is_served_while_thousands_wait_for_one_key(
 def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_property: Report) -> None:
     crowded = Lock("crowd", url=locks.url)
     lease = crowded.acquire()
-    assert lease is not None
     with Lock("another", url=locks.url, ttl=6) as another:
         command = [sys.executable, "-m", "tests.load.waiters", locks.url, str(WAITERS // 2)]
         crowd = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
         try:
             for process in crowd:
-                assert first_line(process) == "all wait\n"
+                assert process.stdout.readline() == "all wait\n"
             scripts, took = Scripts(locks), []
             # For longer than the other lease lasts without renewal.
             end = time.monotonic() + 12
@@ -135,11 +134,6 @@ def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_prop
     assert statistics.median(took) < 0.05
     assert sorted(set(lines)) == ["served"]
     assert len(lines) == WAITERS
-
-
-def first_line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 @pytest.mark.parametrize("asked", ["a conflict", "a grant and a release"])

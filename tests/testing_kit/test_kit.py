@@ -12,7 +12,6 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
-from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server
@@ -123,10 +122,6 @@ def somewhere(request: pytest.FixtureRequest, app: Celery) -> AbstractContextMan
     return ExitStack()
 
 
-def is_waited_for(app: Celery, key: str) -> bool:
-    return bool(store_of(app).survey([key])[0].waiting)
-
-
 def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
     got: list[Any] = []
 
@@ -141,7 +136,7 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
         waiter = threading.Thread(target=wait, args=(lock,), daemon=True)
         with hold(lock.key, app=app):
             waiter.start()
-            until(lambda: is_waited_for(app, lock.key), "it waits")
+            until(lambda: lock.state().waiting, "it waits")
             expire(lock.key, app=app)
             # Unless it is woken, it looks again only when the lease that it knows of ends, in half a minute.
             until(lambda: got, "it has the lock")

@@ -1,5 +1,3 @@
-"""Deployments with Sentinel, and clusters: one that nobody harms, and those that tests break."""
-
 import gc
 import sys
 from collections.abc import Iterator

@@ -62,10 +62,8 @@ class Move:
         if number == 1:
             self._ends = self._cluster.begin_to_move(self._key)
         elif number == 2:
-            assert self._ends is not None
             self._cluster.move_keys(slot_of(self._key), *self._ends)
         elif number == 3:
-            assert self._ends is not None
             self._cluster.end_to_move(self._key, *self._ends)
 
 

@@ -64,7 +64,6 @@ def test_what_is_granted_is_at_the_replica_by_then(pair: tuple[Server, Server], 
             claim = claim_of(f"granted {number}")
             assert isinstance(careful.acquire(claim), Grant)
             before = at_replica.hget(claim.key, claim.token)
-            assert before is not None
             assert careful.renew([claim], 5.0) == [Renewal.RENEWED]
             assert int(at_replica.hget(claim.key, claim.token)) > int(before)
     assert careful.release(claim, 1) == RELEASED
@@ -116,7 +115,6 @@ def test_with_one_of_two_replicas_a_failover_keeps_held_leases(shaken: Deploymen
 
 def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_granted(cleanup: ExitStack) -> None:
     deployment = cleanup.enter_context(deployed("redis", behind=Proxy))
-    assert deployment.front is not None
     # As one that reaches the old master, and no sentinel.
     on_its_side, elsewhere = (opened(cleanup, url, replicas=1) for url in (deployment.servers[0].url, deployment.url))
     told_at: list[float] = []
@@ -141,7 +139,6 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
 
 def test_if_all_replicas_are_asked_for_neither_side_grants_while_one_is_missing(cleanup: ExitStack) -> None:
     deployment = cleanup.enter_context(deployed("redis", behind=Proxy))
-    assert deployment.front is not None
     on_its_side, elsewhere = (opened(cleanup, url, replicas=2) for url in (deployment.servers[0].url, deployment.url))
     lease = leased(on_its_side, claim_of("cut off"))
     deployment.front.black_hole()

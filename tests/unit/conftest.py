@@ -1,13 +1,12 @@
-"""An app of each test's own, and the task that most of them ask about."""
-
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from celery import Celery, uuid
 from celery.signals import before_task_publish
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import ConfigurationError, SingletonTask
 
 
 @pytest.fixture
@@ -26,6 +25,13 @@ def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
 
     app.finalize()
     return app.tasks["shop.tasks.sync"]
+
+
+@contextmanager
+def refused(*words: str) -> Iterator[None]:
+    with pytest.raises(ConfigurationError) as error:
+        yield
+    assert [each for each in words if each not in str(error.value)] == [], error.value
 
 
 def headers_of(task: Any, call: Callable[[], Any]) -> list[dict[str, Any]]:

@@ -284,12 +284,10 @@ def test_every_command_and_its_options_are_told(name: str) -> None:
     assert [names for names in options if not any(re.search(rf"[` ]{name}\b", COMMANDS) for name in names)] == []
 
 
-def first_column(head: str) -> list[str]:
-    return [row[0].strip("`") for row in rows_of(COMMANDS[COMMANDS.index(head) :].partition("\n\n")[0])]
-
-
 def test_every_check_is_told() -> None:
-    assert first_column("| check |") == [*CHECKS, "advice"]
+    table_of_checks = COMMANDS[COMMANDS.index("| check |") :].partition("\n\n")[0]
+
+    assert [row[0].strip("`") for row in rows_of(table_of_checks)] == [*CHECKS, "advice"]
 
 
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:

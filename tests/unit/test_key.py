@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from celery_singleton_lock import ConfigurationError, Lock, LockLost, SingletonTask
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
+from tests.unit.conftest import refused
 
 LONGEST_NAME = 200
 
@@ -202,30 +203,21 @@ NO_KEYS: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
 def test_what_can_never_make_a_key_is_refused_and_told_what_can(what: str) -> None:
     choices, told = NO_KEYS[what]
     for choice in choices:
-        with pytest.raises(ConfigurationError) as refused:
+        with refused(f"lock_key={choice!r}", *told):
             maker(choice=choice)
-
-        for words in (f"lock_key={choice!r}", *told):
-            assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["", "n" * (LONGEST_NAME + 1), 7, b"name"])
 def test_a_bad_name_is_refused_and_told_what_is_allowed(name: Any) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with refused(f"lock_name={name!r:.40}"[:40], f"1 to {LONGEST_NAME} characters"):
         maker(name=name)
-
-    assert f"lock_name={name!r:.40}"[:40] in str(refused.value)
-    assert f"1 to {LONGEST_NAME} characters" in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [Unserialisable(), {1, 2}, 1j, [Unserialisable()], {"a": Unserialisable()}])
 def test_an_argument_that_cannot_be_serialised_is_refused_and_told_the_alternatives(value: Any) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        key(value)
-
     what = f"lock_key: 'x', a value of type {type(value).__name__}, cannot be serialised ("
-    for words in (what, "name the parameters that count", "callable"):
-        assert words in str(refused.value)
+    with refused(what, "name the parameters that count", "callable"):
+        key(value)
 
 
 def nested(depth: int) -> list[Any]:
@@ -267,11 +259,8 @@ def test_what_cannot_even_be_shown_is_refused_by_its_type(value: Any, kind: str)
 def test_a_format_string_that_shows_a_set_is_refused_and_told_the_alternatives(
     template: str, value: Any, field: str
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with refused(f"lock_key={template!r}", f"{field} shows a set", "returns sorted(...)"):
         maker(choice=template)(value, "")
-
-    for words in (f"lock_key={template!r}", f"{field} shows a set", "returns sorted(...)"):
-        assert words in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ HEADERS += ["ignore_result", "stamped_headers", "stamps", "compression", "argsre
 @pytest.fixture
 def app() -> Iterator[Celery]:
     app = Celery("messages", broker="memory://", backend="cache+memory://", set_as_current=False)
-    # Queues in memory are those of the process.
     mark = str(uuid.uuid4())
     queues = [
         Queue(f"{mark}.celery", Exchange(f"{mark}.celery"), "celery"),

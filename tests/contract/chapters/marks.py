@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import RELEASED, Conflict, Marked, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Marked, Renewal
 from celery_singleton_lock.stores.records import Succession as Rule
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -224,10 +224,10 @@ class Marks(Contract):
         for each in (self.OLDER, self.NEWER, self.NEWEST):
             assert mark_newest(store, each) == Marked()
 
-        assert refused_by(begin(store, self.OLDER)) == "newest"
+        assert begin(store, self.OLDER).successor == "newest"
         assert begin(store, self.NEWEST) is None
         assert begin(store, self.NEWEST) is None, "a copy of it is no older call"
-        assert refused_by(begin(store, self.NEWER)) == "newest"
+        assert begin(store, self.NEWER).successor == "newest"
         # One that was sent without a mark is the newest as it comes.
         assert begin(store, call("sent", succeeds="rerun", supersedes_for=MEMORY)) is None
 
@@ -235,7 +235,7 @@ class Marks(Contract):
         assert mark_newest(store, self.OLDER) == Marked()
 
         assert begin(store, self.NEWER) is None
-        assert refused_by(begin(store, self.OLDER)) == "newer"
+        assert begin(store, self.OLDER).successor == "newer"
 
     def test_a_run_that_was_sent_without_a_mark_supersedes_no_call_that_has_yet_to_ask(self, store: Store) -> None:
         # Nothing tells when it was published, so it is as old as its grant.
@@ -275,11 +275,6 @@ class Marks(Contract):
             assert store.renew([call("holder", 1)], 1.0) == [Renewal.RENEWED]
         assert refused(store.acquire(newer)).successor == "newer"
         assert store.renew([call("holder", 1)], 1.0) == [Renewal.REPLACED]
-
-
-def refused_by(conflict: Conflict | None) -> str | None:
-    assert conflict is not None
-    return conflict.successor
 
 
 either = pytest.mark.parametrize("rule", ["rerun", "replace"])

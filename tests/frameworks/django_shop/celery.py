@@ -1,5 +1,3 @@
-"""The app."""
-
 import os
 
 from celery import Celery

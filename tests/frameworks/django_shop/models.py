@@ -1,5 +1,3 @@
-"""Where the catalogues come from."""
-
 from django.db import models
 
 

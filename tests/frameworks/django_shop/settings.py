@@ -1,5 +1,3 @@
-"""The settings that matter here."""
-
 import json
 import os
 

@@ -1,5 +1,3 @@
-"""The tasks."""
-
 from celery import shared_task
 
 from celery_singleton_lock.contrib.django import SingletonDjangoTask

@@ -1,5 +1,3 @@
-"""The one view, and the admin."""
-
 from django.contrib import admin
 from django.db import transaction
 from django.http import HttpRequest, JsonResponse

@@ -1,5 +1,3 @@
-"""A shop's tasks, as they run in production."""
-
 import os
 import threading
 import time
