@@ -1,5 +1,3 @@
-"""The app that the acceptance tests' workers run, configured by the environment."""
-
 import os
 import signal
 import time
@@ -14,7 +12,6 @@ from tests.recorder import Recorder
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
 TTL = float(os.environ.get("TEST_TTL", "10"))
 
-# The sabotage test runs the same bodies without the lock.
 Base: Any = Task if os.environ.get("TEST_SABOTAGE") else SingletonTask
 
 app = Celery("acceptance", broker=os.environ.get("TEST_BROKER", STORE), backend=STORE.removesuffix("/0") + "/1")
@@ -137,7 +134,6 @@ by_policy = {
     for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
 waiting_without_store = task_with("waiting_without_store", lock_on_conflict="reschedule", lock_on_store_error="raise")
-one_in_a_second = task_with("one_in_a_second", lock_on_conflict="reschedule", lock_min_hold=1)
 impatient = task_with("impatient", lock_on_conflict="reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {mode: task_with(mode, lock_mode=mode) for mode in MODES}
 

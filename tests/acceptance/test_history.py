@@ -159,16 +159,3 @@ def test_what_others_have_written_hides_nothing(app: Celery) -> None:
 
     assert [event["task_id"] for event in events] == ["the-call", "the-later-call"]
     assert "2001-02-03 04:05:06" in operated(app)("history").stdout
-
-
-def test_an_event_of_an_outage_is_written_once_the_store_is_back(app: Celery, valkey: Server) -> None:
-    skip(app, "the-call")
-    with valkey.client() as client:
-        client.config_set("maxmemory", 1)
-        try:
-            counters.flush()
-            assert store_of(app).fields("singleton:v3:history") == {}
-        finally:
-            client.config_set("maxmemory", 0)
-
-    assert [event["task_id"] for event in history(app)] == ["the-call"]

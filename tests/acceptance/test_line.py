@@ -1,6 +1,5 @@
 """Calls that wait in the broker of one worker: called in their order, and asking nobody meanwhile."""
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -127,15 +126,3 @@ def test_a_store_that_has_lost_all_loses_no_call(recorder: Recorder, valkey: Ser
         # The run that has lost its lock is aborted; those that wait find out by themselves.
         assert [result.get(timeout=2 * SOON) for result in results] == list(range(5))
     first.forget()
-
-
-@pytest.mark.usefixtures("worker")
-def test_a_limit_and_a_cool_down_are_a_rate(recorder: Recorder) -> None:
-    key = "rate"
-    for number in range(4):
-        tasks.one_in_a_second.delay(key, number)
-    until(lambda: len(of_key(recorder, key, "leave")) == 4, "all have run", timeout=3 * SOON)
-
-    moments = [event.at for event in of_key(recorder, key, "enter")]
-    gaps = [later - sooner for sooner, later in itertools.pairwise(moments)]
-    assert min(gaps) > 0.95, gaps

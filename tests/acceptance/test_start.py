@@ -379,13 +379,6 @@ def test_a_command_of_celerys_own_loads_the_name_of_ours(arguments: list[str]) -
     assert arguments != ["--help"] or "singleton  Show the locks of singleton tasks" in text
 
 
-def test_our_command_has_its_own_commands() -> None:
-    text, loaded = celery("singleton", "--help")
-
-    assert "celery_singleton_lock.operations.cli" in loaded
-    assert all(f"\n  {name} " in text for name in ("break", "doctor", "list", "show", "web"))
-
-
 def test_our_command_takes_the_options_that_an_app_adds_to_each() -> None:
     app = ["--app", UNAWARE]
 

@@ -72,31 +72,6 @@ def test_the_lock_of_a_call_waits_for_all_runs_and_gives_its_turn_back_if_it_giv
     assert task.lock_holders(7) == []
 
 
-@pytest.mark.timeout(120)
-def test_many_that_want_the_lock_of_a_call_get_it_one_after_the_other(app: Celery) -> None:
-    task = task_of(app, lock_limit=3)
-    inside: list[int] = []
-
-    @task.lock_for(7)
-    def work(number: int) -> int:
-        inside.append(number)
-        assert inside == [number]
-        assert len(task.lock_holders(7)) == 1
-        inside.remove(number)
-        return number
-
-    async def work_in_a_loop(number: int) -> int:
-        async with task.lock_for(7):
-            return work.__wrapped__(number)  # type: ignore[attr-defined, no-any-return]
-
-    with ThreadPoolExecutor(8) as threads, hold(task, 7):
-        calls = [threads.submit(work, number) for number in range(4)]
-        calls += [threads.submit(asyncio.run, work_in_a_loop(number)) for number in range(4, 8)]
-        until(lambda: task.lock_state(7).waiting == 8, "all wait")
-        expire(task, 7)
-        assert [call.result(60) for call in calls] == list(range(8))
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
 def test_a_wait_for_the_run_of_a_call_has_a_bound(app: Celery, timeout: Any) -> None:

@@ -15,7 +15,6 @@ from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.pages.conftest import ROOT, Program, StartWorker, programs_of
 from tests.servers import Server
@@ -403,28 +402,6 @@ def test_a_worker_of_several_holds_a_lock_for_its_life(
     until(lambda: primary.state().holders[0].expires_in < 10, "time passes")
     until(lambda: primary.state().holders[0].expires_in > 10, "it is renewed")
     assert primary.acquire(blocking=False) is None
-
-
-def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Program, valkey: Server) -> None:
-    module = shop("docs/how-to/lock-without-a-task.md")
-    other = Lock("stock", url=valkey.url)
-
-    async def hang_up() -> None:
-        for wait in (module.count_stock, module.reserve):
-            asks = asyncio.create_task(wait())
-            await asyncio.to_thread(until, lambda: other.state().waiting, "it waits")
-            asks.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asks
-        await held.arelease()
-
-    held = other.acquire(timeout=10)
-    assert held is not None
-    asyncio.run(hang_up())
-    assert other.acquire(timeout=10) is not None
-    other.release()
-    # Its connection goes on to listen, and other tests look who does.
-    shared_store(valkey.url).close()
 
 
 def test_observe(shop: Program, worker: StartWorker, request: pytest.FixtureRequest) -> None:

@@ -46,10 +46,13 @@ class Leasing(Contract):
         first = granted(store.acquire(claim("a")))
 
         again = granted(store.acquire(claim("a")))
+        self.pass_time(20.0)
+        granted(store.acquire(claim("a")))
 
         assert (again.place, again.fence, again.since) == (first.place, first.fence, first.since)
         assert not again.took_over
-        assert len(store.holders(KEY)) == 1
+        (holder,) = store.holders(KEY)
+        assert holder.expires_in > 15, "its ttl begins anew"
 
     def test_each_grant_has_a_greater_fence_than_those_before(
         self, store: Store, lose_all: Callable[[], object]
