@@ -9,6 +9,7 @@ from celery_singleton_lock import Lock
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Renewal
 from celery_singleton_lock.stores.redis.answers import advice_about
+from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP, tasks
@@ -64,7 +65,7 @@ def test_the_start_renews_two_leases_together_and_finds_that_it_works(store: Sto
 
 
 def test_a_refusal_of_two_slots_is_told_with_the_setting(store: Store) -> None:
-    (refusal,) = store.servers.ask(KEY, [("EXISTS", KEY, OTHER)], clock() + 5)
+    (refusal,) = store.servers.ask(KEY, [packed("EXISTS", KEY, OTHER)], clock() + 5)
 
     assert "redis+cluster://" in (advice_about(refusal) or "")
 

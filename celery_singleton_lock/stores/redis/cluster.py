@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
-from celery_singleton_lock.stores.redis.connection import Address, Command, Connections, Input, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.connection import Address, Connections, Input, hosts_of, packed, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 
 _SLOTS = 16384
@@ -70,12 +70,12 @@ class Cluster(NodeConnections):
         self._owners: list[Address | None] = []
         self._learned_at = float("-inf")
 
-    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
+    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
         """Ask the server that has *key*; follow MOVED for its slot, and ASK for the key itself."""
         node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):
-            sent = [each for command in commands for each in (("ASKING",), command)] if asks else commands
+            sent = [each for command in commands for each in (packed("ASKING"), command)] if asks else commands
             replies = self.at(node).ask(key, sent, until)[1 if asks else 0 :: 2 if asks else 1]
             redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
             if redirect is None:
@@ -93,8 +93,8 @@ class Cluster(NodeConnections):
         """Run a script in one round trip to each server that has keys of *inputs*."""
         replies: dict[int, Any] = {}
         groups: dict[Address, list[int]] = {}
-        for number, (keys, _) in enumerate(inputs):
-            groups.setdefault(self.owner_of(keys[0], until), []).append(number)
+        for number, (key, _) in enumerate(inputs):
+            groups.setdefault(self.owner_of(key, until), []).append(number)
         for node, group in groups.items():
             answers = self.at(node).run(script, [inputs[number] for number in group], until, replicas)
             replies.update(zip(group, answers, strict=True))
@@ -159,7 +159,7 @@ class Cluster(NodeConnections):
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):
             try:
-                (rows,) = accepted(self.at(node).ask("", [("CLUSTER", "SLOTS")], min(until, clock() + _PATIENCE)))
+                (rows,) = accepted(self.at(node).ask("", [packed("CLUSTER", "SLOTS")], min(until, clock() + _PATIENCE)))
             except exceptions.RedisError as error:
                 answers[where(node)] = error
                 continue

@@ -51,20 +51,28 @@ _LEAST_FOR_REPLY = 0.25
 _RECEIVED_AT_ONCE = 4096
 
 Address = tuple[str, int]
-Command = tuple[str, ...]
-Input = tuple[Sequence[str], Sequence[str]]  # keys and arguments of a script
+Input = tuple[str, bytes]
+"""A key, and the packed command that runs a script on this key, and perhaps on others of its slot."""
 
 
-def packed(command: Command) -> bytes:
-    words = [word.encode() for word in command]
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+def _packed(words: tuple[str, ...]) -> bytes:
+    # A host name or a label may have bytes that are no UTF-8.
+    encoded = [word.encode(errors="backslashreplace") for word in words]
+    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded]))
 
 
+pack_command = _packed
 Reader: Any = None
 # Several times faster.
 with suppress(ImportError):
-    from hiredis import Reader
-    from hiredis import pack_command as packed  # type: ignore[assignment]
+    from hiredis import Reader, pack_command  # type: ignore[assignment]
+
+
+def packed(*words: str) -> bytes:
+    try:
+        return pack_command(words)
+    except UnicodeEncodeError:
+        return _packed(words)
 
 
 _NOT_YET = object()
@@ -82,11 +90,11 @@ class Link:
             text = {"encoding": OURS["encoding"], "errors": OURS["encoding_errors"]}
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
-    def exchange(self, sent: bytes, number: int, until: float) -> list[Any]:
-        """Send, and return *number* replies, refusals included."""
-        if number == 1 and self._reader is not None:
+    def exchange(self, commands: Sequence[bytes], until: float) -> list[Any]:
+        """Send, and return the replies, refusals included."""
+        if len(commands) == 1 and self._reader is not None:
             try:
-                self._socket.sendall(sent)
+                self._socket.sendall(commands[0])
                 if until - clock() >= REPLY_TIMEOUT:
                     reply = _NOT_YET
                     while reply is _NOT_YET:
@@ -100,9 +108,9 @@ class Link:
                 kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
                 raise kind(str(error)) from error
         else:
-            self.connection.send_packed_command([sent], check_health=False)
+            self.connection.send_packed_command([b"".join(commands)], check_health=False)
         replies = []
-        for _ in range(number):
+        for _ in commands:
             left = until - clock()
             # If no time is left, this process was paused, and the reply may be there.
             if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
@@ -149,7 +157,7 @@ class Connections:
         self._idle = deque[Link](maxlen=0 if is_of_one_thread else None)
         self._pid = getpid()
 
-    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
+    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
         """A reply to each of *commands*, all about *key*, refusals included. *until* is a deadline on `clock()`."""
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
@@ -160,13 +168,7 @@ class Connections:
         except IndexError:
             link = Link(self.open(until))
         try:
-            try:
-                sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
-            except UnicodeEncodeError:
-                # A host name or a label may have bytes that are no UTF-8.
-                escaped = [[word.encode(errors="backslashreplace") for word in command] for command in commands]
-                sent = b"".join([packed(tuple(word.decode() for word in command)) for command in escaped])
-            replies = link.exchange(sent, len(commands), until)
+            replies = link.exchange(commands, until)
         except BaseException as error:
             # The next caller would take a late reply for the answer to its own request.
             link.connection.disconnect()
@@ -184,19 +186,20 @@ class Connections:
         WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do:
         otherwise a replica without the lease counts.
         """
+        key = inputs[0][0]
+        commands = [command for _, command in inputs]
         if self.is_sharded:
+            commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
-        sha, key = script.digest, inputs[0][0][0]
-        commands: list[Command] = [("EVALSHA", sha, str(len(keys)), *keys, *arguments) for keys, arguments in inputs]
         if replicas:
             # 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
-            commands.append(("WAIT", str(replicas), str(wait)))
+            commands.append(packed("WAIT", str(replicas), str(wait)))
         replies = self.ask(key, commands, until)
         unknown = next((at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)), None)
         if unknown is not None:
             # The server was restarted, failed over or flushed. One EVAL loads the script for all inputs.
-            commands[unknown] = ("EVAL", script.text, *commands[unknown][2:])
+            commands[unknown] = commands[unknown].replace(script.by_digest, script.by_text, 1)
             replies = self.ask(key, commands, until)
         if not replicas:
             return replies
@@ -213,7 +216,7 @@ class Connections:
         """A connection that has subscribed to *channel*, for the caller to disconnect."""
         connection = self.open(until)
         try:
-            accepted(Link(connection).exchange(packed((self.subscribe, channel)), 1, until))
+            accepted(Link(connection).exchange([packed(self.subscribe, channel)], until))
         except BaseException:
             connection.disconnect()
             raise

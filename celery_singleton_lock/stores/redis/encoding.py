@@ -9,13 +9,14 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import groupby, islice
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from redis import exceptions
 
 from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder, HolderState, LockState, lock_name_of
 from celery_singleton_lock.stores.redis.answers import advice_about
+from celery_singleton_lock.stores.redis.connection import Input, packed
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
@@ -43,11 +44,17 @@ class Script:
         locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        # The words with which a packed command begins, without their number.
+        self.by_digest: bytes = packed("EVALSHA", self.digest)[4:]
+        self.by_text: bytes = packed("EVAL", self.text)[4:]
 
     @cached_property
     def sharded(self) -> "Script":
         """The script for a cluster, where a waiter listens at the server that has the key."""
         return Script(self._verb, "SPUBLISH")
+
+    def on(self, key: str, *arguments: str) -> bytes:
+        return packed("EVALSHA", self.digest, "1", key, *arguments)
 
 
 def _file(name: str) -> str:
@@ -64,6 +71,56 @@ SURVEY = Script("survey")
 BREAK = Script("break")
 
 
+_BLANK = "\0"
+
+
+def _around_blanks(command: bytes) -> list[str]:
+    """The pieces of a command between the blanks, which stand for the words that differ from call to call."""
+    return re.split(f"{_BLANK}+", command.decode())
+
+
+def packed_acquire(claim: Claim) -> bytes:
+    """The command for a claim. For the usual one its pieces are kept: to pack each word would cost twice as much."""
+    facts = claim.facts
+    wants_more = claim.may_be_copy or claim.heeds_queued or claim.queued_for or claim.succeeds or claim.turn_for
+    says_more = facts.attempt or facts.task_name or facts.label or not facts.keeps_result
+    if facts.task_id and claim.limit == 1 and not (wants_more or says_more):
+        key, token, published, task_id = claim.key, claim.token, str(facts.published), facts.task_id
+        lengths = len(key), len(token), len(published), len(task_id)
+        start, second, third, fourth, end = _usual_acquire(lengths, claim.ttl, facts.pid, facts.hostname)
+        text = f"{start}{key}{second}{token}{third}{published}{fourth}{task_id}{end}"
+        if text.isascii():
+            return text.encode()
+    return ACQUIRE.on(claim.key, *acquire_arguments(claim))
+
+
+@lru_cache(maxsize=256)
+def _usual_acquire(lengths: tuple[int, ...], ttl: float, pid: int, hostname: str) -> list[str]:
+    key, token, published, task_id = (_BLANK * length for length in lengths)
+    facts = records.Facts(task_id, "", hostname, pid, 0, cast("int", published))
+    return _around_blanks(ACQUIRE.on(key, *acquire_arguments(Claim(key, token, ttl, 1, facts))))
+
+
+def packed_release(claim: Claim, place: int | None, ending: records.Ending | None) -> bytes:
+    facts = claim.facts
+    says_more = claim.min_hold or facts.attempt or facts.task_name or facts.label
+    if place == 1 and not says_more and ending is not None and not ending.is_due:
+        key, token, marker = claim.key, claim.token, records.marker_of(facts.task_id, claim.message)
+        lengths = len(key), len(token), len(marker)
+        start, second, third, end = _usual_release(lengths, ending.outcome, ending.kept)
+        text = f"{start}{key}{second}{token}{third}{marker}{end}"
+        if text.isascii():
+            return text.encode()
+    return RELEASE.on(claim.key, *release_arguments(claim, place, ending))
+
+
+@lru_cache(maxsize=256)
+def _usual_release(lengths: tuple[int, ...], outcome: records.Outcome, kept: float) -> list[str]:
+    key, token, marker = (_BLANK * length for length in lengths)
+    _, words, _ = release_arguments(Claim("", "", 0.0), 1, records.Ending(outcome, kept, is_due=False))
+    return _around_blanks(RELEASE.on(key, token, words, marker))
+
+
 def acquire_arguments(claim: Claim) -> list[str]:
     facts = claim.facts
     grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
@@ -75,10 +132,10 @@ def acquire_arguments(claim: Claim) -> list[str]:
     return arguments
 
 
-def look_arguments(claim: Claim) -> list[str]:
+def packed_look(claim: Claim) -> bytes:
     token, grant, words, *others = acquire_arguments(claim)
     # `looks` comes first: acquire.lua may grant a claim at once if its words begin with the limit.
-    return [token, grant, f"looks {words}", *others]
+    return ACQUIRE.on(claim.key, token, grant, f"looks {words}", *others)
 
 
 def _words_of(claim: Claim) -> str:
@@ -105,11 +162,12 @@ def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 
 
-def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Keys and arguments for each run of renew.lua: at most *most* claims, all with one ttl."""
+def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[Input]:
+    """An input for each run of renew.lua: at most *most* claims, all with one ttl."""
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         while part := list(islice(alike, most)):
-            yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
+            words = *[claim.key for claim in part], milliseconds(ttl), *[claim.token for claim in part]
+            yield part[0].key, packed("EVALSHA", RENEW.digest, str(len(part)), *words)
 
 
 def release_arguments(claim: Claim, place: int | None, ending: records.Ending | None) -> list[str]:

@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
 from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
-from celery_singleton_lock.stores.redis.connection import Command, Connections
+from celery_singleton_lock.stores.redis.connection import Connections, packed
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 # So that one SCAN blocks the server for a fraction of a millisecond.
@@ -89,7 +89,7 @@ class Inventory:
         the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
-        now, dropped, rows = self._store.request(encoding.BREAK, key, [by, words, *tokens])[0]
+        now, dropped, rows = self._store.ask(encoding.BREAK, key, by, words, *tokens)
         # The break is done even if this fails.
         with suppress(StoreError):
             self._store.wake_next(key)
@@ -116,8 +116,8 @@ class Inventory:
         # The second key is in another slot: a cluster behind a plain URL refuses to renew the two together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
-        acquires = [([each.key], encoding.acquire_arguments(each)) for each in (*holders, waiter)]
-        releases = [([each.key], encoding.release_arguments(each, None, None)) for each in (*holders, waiter)]
+        acquires = [(each.key, encoding.packed_acquire(each)) for each in (*holders, waiter)]
+        releases = [(each.key, encoding.packed_release(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
             # Use the key's part, which names its server in an error.
@@ -133,23 +133,23 @@ class Inventory:
         finally:
             subscription.disconnect()
 
-    def _commands_on(self, key: str) -> list[Command]:
+    def _commands_on(self, key: str) -> list[bytes]:
         """The commands that scripts and clients need: the error of a script would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
-        named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
+        named = [packed(name, key, *arguments) for name, *arguments in map(str.split, commands)]
         nobody = f"{key}:nobody"
-        named += [("TIME",), ("EVAL", "return 1", "0")]
-        named += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
+        named += [packed("TIME"), packed("EVAL", "return 1", "0")]
+        named += [packed(self._servers.publish, nobody, ""), packed(self._servers.unsubscribe, nobody)]
         if self._store.has_parts:
             # ASKING is needed only while slots move: too late to learn that the right is missing.
-            return [*named, ("ASKING",)]
+            return [*named, packed("ASKING")]
         # A server that answers for keys of many slots is no part of a cluster.
-        return [*named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
+        return [*named, *(packed("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
 
 def _call(server: Connections, *command: str, bound: float = RELEASE_BOUND) -> Any:
-    return server.part.persist(lambda until: accepted(server.ask("", [command], until))[0], bound)[0]
+    return server.part.persist(lambda until: accepted(server.ask("", [packed(*command)], until))[0], bound)[0]
 
 
 def _keys_like(key: str, many: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from redis import exceptions
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, packed
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
 
 LISTENING = "(listening)"
@@ -58,11 +58,11 @@ class _Wire:
         self.connection = None
         self.asked.clear()
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Sequence[tuple[str, str]]) -> None:
         if not self.asked:
             self.heard_at = clock()
         self.asked += [(word.lower(), channel) for word, channel in commands]
-        self.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
+        self.connection.send_packed_command([b"".join([packed(*command) for command in commands])], check_health=False)
 
 
 class Listener(DaemonThread):
@@ -181,8 +181,8 @@ class Listener(DaemonThread):
         if any(readable == pipe for readable, _ in ready):
             original("os", "read")(pipe, 4096)
 
-    def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[Command]]:
-        commands: dict[_Wire, list[Command]] = {}
+    def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[tuple[str, str]]]:
+        commands: dict[_Wire, list[tuple[str, str]]] = {}
         for channel in channels:
             wire = self._wire_of.pop(channel, None)
             if channel not in self._heard:

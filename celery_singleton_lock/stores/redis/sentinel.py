@@ -14,7 +14,6 @@ from celery_singleton_lock.stores.redis.answers import NotUsable, advice_about, 
 from celery_singleton_lock.stores.redis.connection import (
     OURS,
     Address,
-    Command,
     Connections,
     hosts_of,
     settle,
@@ -128,7 +127,7 @@ class SentinelConnections(Connections):
                 f"{{'password': '...'}}, and min_other_sentinels a number{why}"
             ) from error
 
-    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
+    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
             # At the end of the interpreter no thread can start.

@@ -15,7 +15,14 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
 from celery_singleton_lock.stores.redis import encoding
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, Input, check_parts, settled
+from celery_singleton_lock.stores.redis.connection import (
+    REPLY_TIMEOUT,
+    Connections,
+    Input,
+    check_parts,
+    packed,
+    settled,
+)
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
@@ -105,8 +112,8 @@ class Store:
             # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
             bound = min(bound, REPLY_TIMEOUT)
         try:
-            arguments = encoding.acquire_arguments(claim)
-            reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, arguments, bound, self.replicas)
+            command = encoding.packed_acquire(claim)
+            reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command, bound, self.replicas)
         except StoreError:
             part.is_away = True
             raise
@@ -125,7 +132,7 @@ class Store:
 
         A message with `turn_for` but no `rank` takes a turn, unless a place is free.
         """
-        reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.look_arguments(claim))
+        reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.packed_look(claim))
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
@@ -134,8 +141,8 @@ class Store:
             return []
         part = self.part_of(claims[0].key)
         (inputs, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
-        for (keys, _), (*_, now) in zip(inputs, replies, strict=True):
-            self._compare(keys[0], now, sent_at)
+        for (key, _), (*_, now) in zip(inputs, replies, strict=True):
+            self._compare(key, now, sent_at)
         return [records.Renewal(answer) for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Input], list[Any]]:
@@ -157,8 +164,8 @@ class Store:
 
         The store keeps *ending* if the lease was lost, or another delivery is known or likely.
         """
-        arguments = encoding.release_arguments(claim, place, ending)
-        reply, _, tries = self.request(encoding.RELEASE, claim.key, arguments, bound)
+        command = encoding.packed_release(claim, place, ending)
+        reply, _, tries = self.request(encoding.RELEASE, claim.key, command, bound)
         if reply == 1:
             answer = records.RELEASED
         else:
@@ -175,7 +182,7 @@ class Store:
         """Wake those whose turn it is, in steps: otherwise a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
-            _, _, has_stopped_short = self.request(encoding.RELEASE, key, (_NOBODY, ""))[0]
+            _, _, has_stopped_short = self.ask(encoding.RELEASE, key, _NOBODY, "")
 
     def mark_queued(
         self,
@@ -209,7 +216,7 @@ class Store:
         arguments = [task_id, milliseconds(seconds), milliseconds(cooldown), words]
         if about := encoding.mark_text(label, queue, published, due_for):
             arguments.append(about)
-        return encoding.mark_in(key, self.request(encoding.MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0])
+        return encoding.mark_in(key, self.ask(encoding.MARK_QUEUED, key, *arguments, bound=PUBLISH_BOUND))
 
     def unmark(
         self,
@@ -233,13 +240,13 @@ class Store:
         if claim is not None and claim.succeeds is not None:
             words += f" succeeds={claim.succeeds} published={claim.facts.published}"
             arguments = [task_id, words, claim.facts.task_name]
-        reply = self.request(encoding.UNMARK, key, arguments)[0]
+        reply = self.ask(encoding.UNMARK, key, *arguments)
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: records.Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
-        self.request(encoding.RELEASE, key, (_NOBODY, words, marker))
+        self.ask(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
         """Claim a slot, note when it was sent, or forget its entry.
@@ -248,7 +255,7 @@ class Store:
         """
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
-        return bool(self.request(encoding.CLAIM_SLOT, key, arguments)[0])
+        return bool(self.ask(encoding.CLAIM_SLOT, key, *arguments))
 
     def slots(self, key: str) -> dict[str, records.Slot]:
         return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
@@ -259,9 +266,9 @@ class Store:
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
         """Add *sums* to a hash of counts, and return the first field. If an answer is lost, they may be added twice."""
-        first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
+        first, *others = [packed("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second, so a connection that breaks later leaves no hash without an expiry.
-        commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
+        commands = [first, packed("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
         replies, *_ = self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
         return int(replies[0])
 
@@ -273,7 +280,7 @@ class Store:
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys. If *tolerant*, the server's error about one key becomes its `problem`."""
-        inputs = [([key], ()) for key in keys]
+        inputs = [(key, encoding.SURVEY.on(key)) for key in keys]
 
         def look(until: float) -> list[LockState]:
             return encoding.states_in(keys, self.servers.run(encoding.SURVEY, inputs, until), tolerant=tolerant)
@@ -291,8 +298,11 @@ class Store:
     def replaced_by(self, claim: Claim) -> str | None:
         return cast("str | None", self.call("HGET", claim.key, f"replaced:{claim.token}"))
 
+    def ask(self, script: Script, key: str, *arguments: str, bound: float = RELEASE_BOUND) -> Any:
+        return self.request(script, key, script.on(key, *arguments), bound)[0]
+
     def request(
-        self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
+        self, script: Script, key: str, command: bytes, bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
         """The reply to a script about *key*, the moment of the try that got it, and how many tries may have worked."""
         part = self.part_of(key)
@@ -300,7 +310,6 @@ class Store:
         tries = 0
         # The first try goes straight to a single server, which is faster.
         if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
-            command = ("EVALSHA", script.digest, "1", key, *arguments)
             try:
                 (reply,) = self.servers.ask(key, (command,), sent_at + _FIRST_TRY)
             except exceptions.RedisError as error:
@@ -312,7 +321,7 @@ class Store:
                 # A refused script has done nothing, so ask again below, where refusals are handled.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
-        inputs = [((key,), arguments)]
+        inputs = [(key, command)]
         replies, sent_at, more = part.persist(
             lambda until: accepted(self.servers.run(script, inputs, until, replicas)), bound - (clock() - sent_at)
         )
@@ -321,7 +330,8 @@ class Store:
     def call(self, *command: str, bound: float = RELEASE_BOUND) -> Any:
         """The reply to a command, whose second word is the key."""
         key = command[1] if len(command) > 1 else ""
-        return self.servers.part.persist(lambda until: accepted(self.servers.ask(key, [command], until))[0], bound)[0]
+        sent = [packed(*command)]
+        return self.servers.part.persist(lambda until: accepted(self.servers.ask(key, sent, until))[0], bound)[0]
 
     def time(self, key: str) -> int | None:
         """The time of the server that has *key*, in microseconds; None if it is unknown."""
@@ -331,7 +341,7 @@ class Store:
             return now or part.clock.now()
         try:
             (time,), sent_at, _ = part.persist(
-                lambda until: accepted(self.servers.ask(key, [("TIME",)], until)), _TIME_BOUND
+                lambda until: accepted(self.servers.ask(key, [packed("TIME")], until)), _TIME_BOUND
             )
             self._compare(key, encoding.microseconds(time), sent_at)
         except StoreError:
