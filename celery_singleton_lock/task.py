@@ -1,7 +1,6 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
 import time
-from contextvars import ContextVar
 from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
@@ -54,11 +53,6 @@ else:
         __class_getitem__ = classmethod(GenericAlias)
 
 
-# The task id of the last run in this context that has left nothing to do. `after_return` reads it, because the request
-# is slow to find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
-_just_over: ContextVar[str | None] = ContextVar("just_over", default=None)
-
-
 class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
@@ -98,6 +92,9 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     Request = "celery_singleton_lock.worker:SingletonRequest"
     # In place of `track_started`: Celery stores STARTED first, so a second delivery would hide the end of the first.
     stores_started: bool = False
+    # The task id of the last run that has left nothing to do. `after_return` reads it, because the request is slow to
+    # find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
+    _just_over: str | None = None
 
     lock_mode: option.Mode | None
     lock_key: option.KeyChoice
@@ -138,7 +135,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             if run.phase is not OVER:
                 connect_postrun()
         if run.phase is OVER:
-            _just_over.set(run.task_id)
+            # Not by `__setattr__`, which checks names.
+            vars(self)["_just_over"] = run.task_id
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -311,7 +309,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Release what is still held if the release in `__call__` has failed."""
-        if _just_over.get() != task_id:
+        if self._just_over != task_id:
             release_at_task_end(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 

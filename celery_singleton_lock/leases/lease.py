@@ -17,8 +17,7 @@ from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreEr
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.line import pause_after, pause_before
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
-from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, Conflict, Grant, Verdict
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding

@@ -14,8 +14,7 @@ from celery_singleton_lock.runs.endings import Ended, Reason, unmark_if_ended, u
 from celery_singleton_lock.runs.message import has_copies, publish_again
 from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joined, jittered
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Phase, Run
-from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder
-from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, Conflict, Done, Grant, Holder
 
 _FIRST_DELAY = 0.25
 # Seconds that each try has at least: less would never reach a far-away store.

@@ -11,6 +11,9 @@ from urllib.parse import unquote
 
 from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 
+# The most seconds that the request for a claim takes, whatever the store does.
+ACQUIRE_BOUND = 5.0
+
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
@@ -60,7 +63,7 @@ class Claim:
     waits_here: bool = False  # the turn belongs to this process; if False, to the message
     rank: int = 0  # when the call got its turn; 0 for a newcomer
     refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
-    patience: float = float("inf")  # seconds for the request, all tries together
+    patience: float = ACQUIRE_BOUND  # seconds for the request, all tries together
 
     @property
     def marker(self) -> str:

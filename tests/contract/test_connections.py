@@ -10,9 +10,9 @@ import pytest
 
 from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.leases.counters import count, counters
-from celery_singleton_lock.stores.records import RELEASED, Renewal
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
 from tests.contract.test_bounds import KEY, MINE, SLACK
 from tests.proxy import Proxy

@@ -9,9 +9,9 @@ import pytest
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Grant
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Claim, Conflict, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
-from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
+from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, clustered
 from tests.contract.asking import Waiter
 from tests.contract.chapters.hearing import hearing, publish

@@ -8,9 +8,9 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
+from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, clustered
 from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated, wait_until_replicated

@@ -28,7 +28,6 @@ from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
 # The most seconds that a request takes, whatever the store does.
-ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
@@ -107,7 +106,7 @@ class Store:
     def acquire(self, claim: Claim) -> Verdict:
         """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
         part = self.part_of(claim.key)
-        bound = min(ACQUIRE_BOUND, claim.patience)
+        bound = claim.patience
         if part.is_away and claim.facts.task_id and not claim.waits_here:
             # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
             bound = min(bound, REPLY_TIMEOUT)
