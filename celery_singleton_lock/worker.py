@@ -212,7 +212,7 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # A call must not be kept out by its own cool-down when its message comes again.
+        # The cool-down of a dead run must not keep out the same call when its message comes again.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
@@ -266,7 +266,7 @@ class SingletonRequest(Request):
 
 def active_requests() -> list[SingletonRequest]:
     while True:
-        # The error of a set that the main thread changes meanwhile.
+        # Raised if the main thread changes the set meanwhile.
         with suppress(RuntimeError):
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
 

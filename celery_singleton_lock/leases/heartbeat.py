@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
-# Seconds for a renewal. It may first have to connect to a distant store; each reply may take a second.
+# Seconds for a renewal, which may have to connect to a distant store first.
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0

@@ -25,7 +25,7 @@ from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.heartbeat import RenewalThread, heartbeat, tell_late
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
+from celery_singleton_lock.leases.line import bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
@@ -209,11 +209,11 @@ class Holding:
         """
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
-        with Bell(self.store, self.claim.channel) as bell:
-            bell.wait(pause_before(self.claim, give_up_at))
+        with bell(self.store, self.claim.channel) as wait:
+            wait(pause_before(self.claim, give_up_at))
             answer = self.acquire()
             while pause := pause_after(answer, self.claim, self.store, give_up_at):
-                bell.wait(pause)
+                wait(pause)
                 answer = self.acquire()
             return answer
 

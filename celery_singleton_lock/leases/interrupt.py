@@ -90,7 +90,7 @@ class Interrupt:
         self._lease = lease
         self._cancelled_in = set[Loop]()
         self._error = LockLost(lease.key, reason)
-        # The body may end meanwhile; then nothing is raised.
+        # If the body ends meanwhile, nothing is raised.
         if self._greenlet is not None:
             call_soon(self._hub, self.deliver)
         else:
@@ -147,7 +147,7 @@ class Interrupt:
     def _ask_for_delivery(self, thread: int) -> None:
         if _hears_signals(thread):
             _sent.append(self)
-            # A signal that comes just before a system call does not end that call; that of the next try does.
+            # A signal just before a system call does not end that call. The signal of the next try does.
             signal.pthread_kill(thread, _SIGNAL)
         elif not _starts_another(thread):
             _raise_in(thread, self._class())
@@ -298,7 +298,7 @@ class DeadMan:
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process now. It has reported its loss, so `has_fired` is False."""
+        """Kill this process now. Its loss is reported, so `has_fired` says False."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 

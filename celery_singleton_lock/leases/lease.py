@@ -155,8 +155,8 @@ class Hold:
         return [hold for known in holds.get() if (hold := known()) is not None]
 
     def remember(self) -> None:
-        # If a signal raises between the grant and the `with` block, nobody gives the lease back, so it has to run out:
-        # the context keeps the hold of a block weakly.
+        # If a signal raises between the grant and the `with` block, nobody gives the lease back. The context keeps the
+        # hold of a block weakly, so that such a lease runs out.
         known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
         holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
 
@@ -277,7 +277,7 @@ class _Requests:
         """Release the lease after the request that is under way, without waiting for it."""
         if (last := self._last) is not None:
             # In the background: the garbage collector may close a coroutine while its thread has the lock of a future
-            # or of the pool, and would wait for that lock for ever.
+            # or of the pool. To wait for that lock here would be a deadlock.
             give_back = partial(_give_back, self._lease)
             background.submit(lambda: last.add_done_callback(lambda _: _submit(give_back)))
 

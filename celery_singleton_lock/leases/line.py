@@ -1,6 +1,6 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock` or a run in its slot listens by a `Bell`, and asks for the lock again. For messages, the main process keeps a
+A `Lock` or a run in its slot listens by a `bell`, and asks for the lock again. For messages, the main process keeps a
 `Line`, which listens, looks whether their turns have come, and lets them go to the pool.
 
 Scripts write the state of a turn. The last column names who runs the script:
@@ -29,18 +29,17 @@ Scripts write the state of a turn. The last column names who runs the script:
 A turn begins as WAITING if its process already listens for it, otherwise as COMING. While a turn is UNHEARD, others are
 woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its old rank.
 
-A wake-up may get lost, or a holder may die. So the first turn of each lock in a process looks by itself once in a ttl.
-If the turn is among the next few, or the process may not listen, the turn looks every two seconds.
+A wake-up may get lost, or a holder may die. The first turn of each lock in a process therefore looks once in a ttl. If
+the turn is among the next few, or the process may not listen, the turn looks every two seconds.
 """
 
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import nsmallest
 from itertools import islice
-from typing import Self
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
@@ -115,33 +114,28 @@ def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) 
     return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim, store)))
 
 
-class Bell:
-    """Wakes a thread or greenlet when its turn has come. A ring before the wait is kept."""
+@contextmanager
+def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
+    """Give the wait of a thread or greenlet for its turn, in seconds. A ring before the wait is kept."""
 
-    def __init__(self, store: Store, channel: str) -> None:
-        self._store = store
-        self._channel = channel
-
-    def __enter__(self) -> Self:
-        self._hears, self._rings = socket.socketpair()
-        self._rings.setblocking(False)
-        self._store.listener.add(self._channel, self._ring)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._store.listener.remove(self._channel, at_once=False)
-        self._rings.close()
-        self._hears.close()
-
-    def _ring(self, _: str) -> None:
+    def ring(_: str) -> None:
         # A full socket has woken its reader already, and a closed one has none.
         with suppress(OSError):
-            self._rings.send(b".")
+            rings.send(b".")
 
-    def wait(self, seconds: float) -> None:
-        self._hears.settimeout(min(max(seconds, _SHORTEST), _LONGEST_SLEEP))
+    def wait(seconds: float) -> None:
+        hears.settimeout(min(max(seconds, _SHORTEST), _LONGEST_SLEEP))
         with suppress(TimeoutError):
-            self._hears.recv(4096)
+            hears.recv(4096)
+
+    hears, rings = socket.socketpair()
+    with hears, rings:
+        rings.setblocking(False)
+        try:
+            store.listener.add(channel, ring)
+            yield wait
+        finally:
+            store.listener.remove(channel, at_once=False)
 
 
 class Line:
@@ -181,9 +175,7 @@ class Line:
         ones.append(one)
         if len(ones) == 1:
             one.store.listener.add(one.claim.channel, partial(self._heard, lock, ones))
-            self._look_within(lock, _SOON)
-        else:
-            self._look(lock, one)
+        self._look_within(lock, _SOON)
 
     def _remove(self, one: InLine) -> None:
         where = one.store, one.claim.key

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
-from celery_singleton_lock.leases.line import Bell, pause_after, pause_before
+from celery_singleton_lock.leases.line import bell, pause_after, pause_before
 from celery_singleton_lock.stores.records import (
     Claim,
     Conflict,
@@ -82,23 +82,20 @@ class Waiter:
     def __init__(self, store: Store, wanted: Claim) -> None:
         self.claim = dataclasses.replace(wanted, turn_for=3 * wanted.ttl, waits_here=True)
         self._store = store
-        self._bell = Bell(store, self.claim.channel)
+        self._bell = bell(store, self.claim.channel)
 
     def __enter__(self) -> Self:
-        self._bell.__enter__()
-        self._bell.wait(pause_before(self.claim, float("inf")))
+        self.sleep = self._bell.__enter__()
+        self.sleep(pause_before(self.claim, float("inf")))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bell.__exit__()
+        self._bell.__exit__(None, None, None)
 
     def ask(self) -> Grant | Conflict | Done | float:
         """The answer, or how many seconds to sleep at most."""
         answer = self._store.acquire(self.claim)
         return pause_after(answer, self.claim, self._store, float("inf")) or answer
-
-    def sleep(self, seconds: float) -> None:
-        self._bell.wait(seconds)
 
 
 def succeed(store: Store, wanted: Claim, rule: Succession, task_name: str = "") -> str | None:
