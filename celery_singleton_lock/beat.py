@@ -103,8 +103,7 @@ class SingletonSchedulerMixin(Scheduler):
                 return state
         except StoreError as error:
             if self._logs_again():
-                due = _due_of(entry).isoformat()
-                log.warning("beat.unanswered", "%s", error, entry=entry.name, due=due)
+                log.warning("beat.unanswered", "%s", error, entry=entry.name, due=_due_of(entry).isoformat())
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
@@ -112,8 +111,7 @@ class SingletonSchedulerMixin(Scheduler):
         # A scheduler may call this without `is_due`.
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
-            due = _due_of(entry).isoformat()
-            log.info("beat.sent", "by another beat", entry=entry.name, due=due)
+            log.info("beat.sent", "by another beat", entry=entry.name, due=_due_of(entry).isoformat())
             return
         self._messages = self._failures = 0
         due = _moment(slot.due).isoformat()
@@ -167,7 +165,7 @@ class SingletonSchedulerMixin(Scheduler):
         """The slot of a new entry: one that came due before is not sent."""
         begins = min(_microseconds(entry.last_run_at), now)
         if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
-            # Otherwise an entry of one moment that is added late would count as sent.
+            # Otherwise a clocked entry that is added after its moment would count as sent.
             begins = min(begins, _microseconds(_due_of(entry)) - 1)
         slot = Slot(name, max(0, begins), self._fence, sent=max(0, begins))
         self._note(slot)

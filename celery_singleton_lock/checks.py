@@ -26,7 +26,7 @@ BOUND = 1.0
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _NOT_OF_CELERY = (
-    "Celery does not ship the pool {!r:.100}; in a thread without Celery's request, a body would run without the lock. "
+    "Celery does not ship the pool {}; in a thread without Celery's request, a body would run without the lock. "
     "Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app that has no locked tasks "
     "such as {}"
 )
@@ -35,7 +35,7 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any], name: str) -> None:
-    # The class may have no name. A bare object runs no `__init__` of the user's.
+    # A bare object, because the class may have no name yet, and an `__init__` of the user's.
     task = object.__new__(cls)
     vars(task)["name"] = name
     options.refuse([*_faults_in_task(task), *options.values_of(task)[1]])
@@ -87,9 +87,7 @@ def _faults_in_task(task: Any) -> Iterator[str]:
             f"task {task.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
             f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
         )
-    for base in cls.__mro__[: cls.__mro__.index(ours)]:
-        if "__call__" not in vars(base):
-            continue
+    for base in (each for each in cls.__mro__[: cls.__mro__.index(ours)] if "__call__" in vars(each)):
         code = getattr(inspect.unwrap(vars(base)["__call__"]), "__code__", None)
         if code is None or not {"super", "__call__"} <= _names_in(code):
             yield (
@@ -113,7 +111,7 @@ def check_worker(app: Celery, pool: type) -> None:
         log.warning("lock.no_base", "%s", text)
     _checked.add(app)
     if options.lockable(app):
-        faults = faults_with(app, pool, app.amqp.queues.consume_from) + faults_of(app)
+        faults = faults_with(app, kind_of(pool), app.amqp.queues.consume_from) + faults_of(app)
         _end_if_faulty(faults + _faults_in(app, partial(_check_store, app)))
     for text in never_awaited(app):
         log.warning("lock.async_body", "%s", text)
@@ -179,15 +177,15 @@ def faults_of(app: Celery) -> list[str]:
     # Everywhere, because a beat may be embedded in a worker, and `doctor` and Django run without one.
     of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
-    return _faults_in(app, partial(_check_settings, app), *of_beat, *of_tasks)
+    faults = [*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]]
+    return _faults_in(app, partial(options.refuse, faults), partial(options.logs_labels, app), *of_beat, *of_tasks)
 
 
-def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
-    """The faults of *app* in a worker with that pool, which takes messages from those *queues*."""
-    kind = _kind_of(pool)
-    if kind is None:
+def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
+    """The faults of *app* in a worker with a pool of that kind, which takes messages from those *queues*."""
+    if pool not in _CELERYS_POOLS:
         return [_NOT_OF_CELERY.format(pool, task.name) for task in options.lockable(app)[:1]]
-    if kind != "celery.concurrency.prefork":
+    if pool != "celery.concurrency.prefork":
         return _faults_in(app, *(partial(_check_kill, app, task, queues) for task in options.lockable(app)))
     why = "the processes of the pool 'prefork' would each have their own"
     remedy = "start the worker with --pool threads, solo, gevent or eventlet"
@@ -206,20 +204,15 @@ def try_store(app: Celery, bound: float) -> None:
             Inventory(store).self_test(key, bound)
 
 
-def _check_settings(app: Celery) -> None:
-    options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
-    options.logs_labels(app)
-
-
-def _kind_of(pool: type) -> str | None:
-    """The Celery module that gives *pool* its `apply_async` and `on_apply`; None if *pool* has its own."""
+def kind_of(pool: type) -> str:
+    """The Celery module that gives *pool* its `apply_async` and `on_apply`; the name of *pool* if it has its own."""
     # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
             return str(cls.__module__)
         if vars(cls).keys() & {"apply_async", "on_apply"}:
             break
-    return None
+    return f"{pool!r:.100}"
 
 
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
@@ -271,8 +264,7 @@ def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
             faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (the log tells)
             # A router or a provider of passwords may work the next time.
-            text = "a part of the check has failed, and the rest continues"
-            log.error("lock.check_failed", text, exc_info=True)
+            log.error("lock.check_failed", "a part of the check has failed, and the rest continues", exc_info=True)
     return list(faults)
 
 

@@ -37,10 +37,8 @@ def uninstrument() -> None:
     task_postrun.disconnect(dispatch_uid=_UID)
 
 
-# Signals are sent in the thread of the task, so the span of the task is current.
-
-
 def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
+    # Signals are sent in the thread of the task, so the span of the task is current.
     span = trace.get_current_span()
     facts = {"singleton_lock.key": key, "singleton_lock.outcome": outcome}
     if holder.task_id:

@@ -1,1 +1,1 @@
-"""What a task is: its options, its keys, and the store of its locks."""
+"""The definition of a task: its options, its keys, and the store of its locks."""

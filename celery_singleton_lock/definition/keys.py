@@ -64,7 +64,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key for a checked name and a *subject*, which tells the calls under that name apart."""
+    """The lock key of a checked name and a *subject*: calls with equal subjects have equal keys."""
     return _key(f"{start_of_keys(prefix)}{name}:", _written(subject))
 
 
@@ -176,8 +176,7 @@ class KeyMaker:
                     values.append(_WRITERS[type(value)](value))
                 return _key(self._start, self._text % (*values,))
             except (KeyError, ValueError):
-                # As in `_text_of`.
-                pass
+                pass  # see `_text_of`
         choice = self._choice
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -329,7 +328,7 @@ def lock_name_of_task(task: Any) -> Any:
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
     """For a task with `pydantic=True`, a function that makes the models for the body."""
-    # Celery keeps `pydantic=True` nowhere.
+    # Celery does not keep `pydantic=True`. Its wrapper of the body is known by where it was defined.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
@@ -367,8 +366,7 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"
-        text = "lock_label fails for this call (%.200s)"
-        log.warning("lock.label_failed", text, why, key=key, task_id=task_id)
+        log.warning("lock.label_failed", "lock_label fails for this call (%.200s)", why, key=key, task_id=task_id)
         return ""
     log.note_label(task_id, label)
     return label

@@ -281,25 +281,21 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
 def visibility_timeout_of(app: Celery) -> float:
     options = app.conf.broker_transport_options or {}
-    value = options["visibility_timeout"] if "visibility_timeout" in options else _timeout_of_transport(app, options)
+    value = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
+    if "visibility_timeout" not in options:
+        # A transport may need a package that is not installed here.
+        with suppress(Exception):
+            channel = app.connection_for_read().get_transport_cls().Channel
+            name = next(each for each in _TIMEOUTS if isinstance(getattr(channel, each, None), int | float))
+            value = options.get(_TIMEOUTS[name], getattr(channel, name))
     # SQS takes a text.
     with suppress(TypeError, ValueError):
         value = float(value)
     return seconds("broker_transport_options: visibility_timeout", value, least=0)
 
 
-def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
-    # A transport may need a package that is not installed here.
-    with suppress(Exception):
-        channel = app.connection_for_read().get_transport_cls().Channel
-        for default, option in _TIMEOUTS.items():
-            if isinstance(seconds := getattr(channel, default, None), int | float):
-                return options.get(option, seconds)
-    return _VISIBILITY_TIMEOUT
-
-
 def broker_delays(app: Celery) -> bool:
-    """RabbitMQ itself delays messages, so a message is in no worker before its time, and cannot be woken."""
+    """RabbitMQ itself delays messages: no worker has such a message before its time, so none can wake it."""
     if app not in _delaying:
         driver = app.producer_pool.connections.connection.transport.driver_type
         _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])
@@ -307,7 +303,7 @@ def broker_delays(app: Celery) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """False for a text that the listener cannot send: it would hear of no other lock of the process either."""
+    """False for a text that the listener cannot send: its process would hear of no lock any more."""
     return text == text.encode(errors="replace").decode()
 
 

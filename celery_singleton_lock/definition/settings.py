@@ -14,8 +14,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
-# If the URL names no port, Celery's result backend looks for sentinels there.
-_PORT_OF_RESULTS = 6379
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # The app's attribute: the URL that was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
@@ -60,10 +58,7 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
         "on_duplicate": "the signal lock_conflict",
     },
     "celery-once": {"get_key": "lock_key with a callable", "clear_lock": "released after the body"},
-    "celery-once-task": {
-        "_acquire_lock": "taken before the body",
-        "_release_lock": "released after the body",
-    },
+    "celery-once-task": {"_acquire_lock": "taken before the body", "_release_lock": "released after the body"},
     "celery-heimdall": {"setup_redis": "singleton_lock_url"},
 }
 
@@ -121,7 +116,6 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         "credential_provider": get("redis_backend_credential_provider"),
         # Over TCP, Celery reads the database from the URL alone.
         "db": get("redis_db") if results.startswith(_SOCKETS) else None,
-        "default_port": _PORT_OF_RESULTS if results.startswith(SENTINEL) else None,
     }
     of_broker = {"username": get("broker_user"), "password": get("broker_password")}
     for url, theirs, tls, transport in (

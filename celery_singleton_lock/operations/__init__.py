@@ -1,4 +1,4 @@
-"""What operators do: name a lock, ask its holders to stop, wait for that, and drop marks and turns."""
+"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks and turns."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2
-_UNTIL_A_RENEWAL = 0.5  # of what is left: at least two thirds of a ttl are left, and a renewal comes within one third
+_UNTIL_A_RENEWAL = 0.5  # of the time left, which is at least 2/3 ttl; the next renewal is at most 1/3 ttl away
 _TO_END = 5.0
 
 
@@ -113,12 +113,9 @@ def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[li
 
 def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     """The queued and next marks of locks that nobody holds, and the number of held locks."""
-    marks = list[Row]()
-    held = 0
-    for survey in surveys:
-        held += bool(survey.holders)
-        marks += [row for row in rows_of(survey) if row.about.is_queued_or_next and not survey.holders]
-    return marks, held
+    found = list(surveys)
+    unheld = [row for survey in found if not survey.holders for row in rows_of(survey)]
+    return [row for row in unheld if row.about.is_queued_or_next], sum(bool(survey.holders) for survey in found)
 
 
 def drop_marks(locks: Locks, marks: Iterable[Row]) -> None:
@@ -152,7 +149,7 @@ def named(
         if found:
             return next(iter(found.values()))
         if set("{*?") & set(what):
-            # Nothing held would be a wrong answer about a key of another prefix, or about the locks of a pattern.
+            # Otherwise the answer would be that nobody holds it, even for a key of another prefix, or a pattern.
             raise click.UsageError(
                 f"{what!r} is neither a lock key of this app nor a task id. `list --wide [PATTERN]` shows both; `break "
                 "--marks PATTERN` drops the marks of locks that nobody holds."

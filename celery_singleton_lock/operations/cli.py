@@ -227,9 +227,8 @@ def web(obj: Any, bind: str) -> None:
     worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
     is set.
     """
-    # Here: the other commands work without the extra [web].
     try:
-        from celery_singleton_lock.web import application  # noqa: PLC0415
+        from celery_singleton_lock.web import application  # noqa: PLC0415 (the others work without the extra [web])
     except ImportError as error:
         raise click.UsageError(str(error)) from error
 
@@ -245,9 +244,8 @@ def web(obj: Any, bind: str) -> None:
             f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
             "127.0.0.1, behind a proxy that authenticates"
         )
-    hosts = None if password else LOOPBACK
     app = locks_of(obj).app
-    server = application(app, password=password, hosts=hosts).server(host, port)
+    server = application(app, password=password, hosts=None if password else LOOPBACK).server(host, port)
     shown_host = f"[{host}]" if ":" in host else host
     click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{server.port}/")
     server.serve_forever()
@@ -296,12 +294,8 @@ def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None,
 
 def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
     marks, held = operations.marks_left(locks.surveys(pattern))
-
-    def text(verb: str) -> str:
-        left_alone = f" Locks left alone because they are held: {held}." if held else ""
-        return f"Marks {verb}: {len(marks)}.{left_alone}"
-
-    notice, code = text("to be dropped"), int(not marks)
+    counts = f"{len(marks)}." + (f" Locks left alone because they are held: {held}." if held else "")
+    notice = f"Marks to be dropped: {counts}"
     if marks and dry_run and not is_json:
         # These rows say when a call is due: one with a countdown is not lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
@@ -311,9 +305,9 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
             click.echo(notice, err=True)
             _confirm()
         operations.drop_marks(locks, marks)
-        notice = text("dropped")
+        notice = f"Marks dropped: {counts}"
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, int(not marks), is_json=is_json)
 
 
 def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:

@@ -10,11 +10,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery
-from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock import checks
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.definition import keys, options
+from celery_singleton_lock.definition import options
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.page import Look
@@ -49,7 +48,7 @@ _OF_ANOTHER = (
     "and store, so give each a prefix of its own. Or the run has died a moment ago"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-_RENEWED = 7 / 6  # in ttls: age plus `expires_in` is one ttl before the first renewal, then at least four thirds
+_RENEWED = 7 / 6  # age plus `expires_in`, in ttls: 1 until the first renewal, at least 4/3 afterwards
 _QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
 _TO_CONNECT = 5.0  # seconds, to the broker
 
@@ -60,7 +59,7 @@ Found = tuple[bool | None, str]
 class Worker(NamedTuple):
     """The answers of one worker; None for a missing answer."""
 
-    pool: type | None
+    pool: str | None  # one of Celery's; None for another, which has been checked at the start of the worker
     slots: int
     queues: set[str] | None
     active: set[str] | None
@@ -166,7 +165,7 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers; if they differ, it names those with a fault, or else all."""
+    """One finding about all servers. If they differ, the finding names the faulty ones, or all if none is faulty."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -243,20 +242,15 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
 
 def _worker_in(stats: Any, active: Any, queues: Any, store: Any) -> Worker:
     # A worker whose answer has failed sends the text of its error.
-    pool = stats.get("pool", {})
     named = None
     if isinstance(queues, list):
         # A route may name an alias. A broadcast's route names the exchange, because each worker has its own queue.
         named = {str(each[word]) for each in queues for word in ("name", "alias") if each.get(word)}
         named |= {each["exchange"]["name"] for each in queues if each["exchange"]["type"] == "fanout"}
-    kind = None
-    # Import only Celery's own modules, because the name comes from another process.
-    if (implementation := str(pool.get("implementation"))).startswith("celery.concurrency."):
-        with suppress(ImportError, AttributeError):
-            kind = symbol_by_name(implementation)
+    kind = str(stats.get("pool", {}).get("implementation")).partition(":")[0]
     return Worker(
-        kind,
-        slots=int(pool.get("max-concurrency") or 1),
+        kind if kind.startswith("celery.concurrency.") else None,
+        slots=int(stats.get("pool", {}).get("max-concurrency") or 1),
         queues=named,
         active={call["id"] for call in active} if isinstance(active, list) else None,
         store=store if isinstance(store, dict) else {},
@@ -367,7 +361,7 @@ _UNTOLD = (
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.lock.problem or row.name.startswith(f"{keys.BEAT}."))}
+    others = {row.name for row in rows if not (row.lock.problem or row.is_beat)}
     idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
     late = Counter[str]()
     for row in rows:

@@ -29,7 +29,7 @@ _SLOW = _PATIENCE / 4  # seconds of a slow look
 _TRIAL = 1.25  # less than `_PATIENCE`, or a request would give up before the error of the trial
 _TRIED_EVERY = 3.0
 _AGAIN_AFTER_AN_ERROR = 1.0
-_REST = 20  # an answer serves for so many times its look, so looks take a twentieth of the store's time
+_REST = 20  # an answer serves 20 times as long as its look took, so looks take at most 1/20 of the store's time
 _AT = "{:%Y-%m-%d %H:%M:%S}"
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
@@ -54,7 +54,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now, or the future one of a thread that begins to look."""
+        """The answer that serves now, or that of a thread which begins to look."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):

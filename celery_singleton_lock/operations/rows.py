@@ -221,8 +221,7 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
     """A call and its result as JSON has them; its rows; and why its result is unreadable, or None."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
-    call: dict[str, Any] = dict.fromkeys(_OF_CALL)
-    call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
+    call = dict.fromkeys(_OF_CALL) | {"task_id": task_id, "locks": [row.as_json() for row in rows]}
     try:
         kept = locks.app.backend.get_task_meta(task_id)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises)

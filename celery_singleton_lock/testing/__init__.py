@@ -226,21 +226,20 @@ def _leased(target: _Target) -> Iterator[Holder]:
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.of_task is not None
     store, key = target.store, target.key
+
+    def own_marks() -> Iterator[Holder]:
+        return (each for each in store.survey([key])[0].marks if each.task_id == HELD_BY_TEST)
+
+    queue_ttl = target.of_task.queue_ttl
     # Look first: the store would accept a second mark with the same task id as a repetition.
-    found = next(_marks_of_test(target), None) or store.mark_queued(
-        key, HELD_BY_TEST, target.of_task.queue_ttl, limit=0, cooldown=0.0
-    )
+    found = next(own_marks(), None) or store.mark_queued(key, HELD_BY_TEST, queue_ttl, limit=0, cooldown=0.0)
     if isinstance(found, Holder):
         raise _taken(target, found)
     try:
-        yield next(_marks_of_test(target))
+        yield next(own_marks())
     finally:
         with suppress(StoreError):
             store.unmark(key, HELD_BY_TEST)
-
-
-def _marks_of_test(target: _Target) -> Iterator[Holder]:
-    return (each for each in target.store.survey([target.key])[0].marks if each.task_id == HELD_BY_TEST)
 
 
 def _taken(target: _Target, holder: Holder) -> SingletonLockError:

@@ -4,7 +4,7 @@ import hmac
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, get_args
+from typing import get_args
 
 from celery import Celery
 
@@ -69,13 +69,14 @@ _GAUGES = {
 _Numbers = Mapping[tuple[str, ...], int]
 
 
-def application(app: Celery, **options: Any) -> "Site":
+def application(app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> "Site":
     """A WSGI application with the locks of *app*: `/`, `/locks.json`, `/metrics` and `/healthz`.
 
-    It frees no lock, and shows no arguments and no tokens. Everybody who reaches it may read it, so mount it behind
-    your sign-in. *options* are those of `Site`.
+    It frees no lock, and shows no arguments and no tokens. Without a *password* everybody who reaches it may read it,
+    so mount it behind your sign-in. Any user name goes with the password. Requests for other *hosts* are refused,
+    because another site could read a page on this machine by DNS rebinding.
     """
-    return Site(app, **options)
+    return Site(app, password, hosts)
 
 
 class _Client(WSGIRequestHandler):
@@ -85,13 +86,7 @@ class _Client(WSGIRequestHandler):
 
 
 class Site(Flask):
-    """The locks of an app.
-
-    Visitors need the *password*, if there is one, and any user name. Requests for other *hosts* are refused: without
-    that, another site can read the page by DNS rebinding.
-    """
-
-    def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
+    def __init__(self, app: Celery, password: str | None, hosts: frozenset[str] | None) -> None:
         super().__init__(__name__, template_folder=".")
         self._password = password
         self._hosts = hosts
@@ -179,7 +174,7 @@ def _present(observer: Observer, names: Sequence[str]) -> Iterator[core.Metric]:
     _, rows, leads = observer.locks.result()
     if leads is not None:
         yield core.GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
-    # A mark names no task: it counts for the first task of its lock name, and a `Lock` under an empty name.
+    # A mark names no task, so it counts for the first task of its lock name. A `Lock` counts under an empty name.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:

@@ -7,8 +7,7 @@ from celery.app import app_or_default
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.template.response import TemplateResponse
+from django.shortcuts import redirect, render
 from django.urls import path
 from django.views.decorators.http import require_POST
 
@@ -62,7 +61,7 @@ class LockAdmin(admin.ModelAdmin):
         }
         # A project may have several admins, and the template names URLs of this one.
         request.current_app = self.admin_site.name
-        return TemplateResponse(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
+        return render(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
 
     def break_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_break_permission(request):

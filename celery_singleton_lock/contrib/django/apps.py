@@ -10,7 +10,7 @@ from celery.concurrency import get_implementation
 from django.apps import AppConfig
 from django.core import checks
 
-from celery_singleton_lock.checks import faults_of, faults_with, never_awaited, without_base
+from celery_singleton_lock.checks import faults_of, faults_with, kind_of, never_awaited, without_base
 from celery_singleton_lock.definition.settings import open_store
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -63,5 +63,6 @@ def check_locks(**_: Any) -> list[checks.CheckMessage]:
         return found
     # A worker may be started with another pool.
     hint = f"This concerns workers with the pool {app.conf.worker_pool!r}."
-    of_pool = set(faults_with(app, get_implementation(app.conf.worker_pool), app.amqp.queues)) - set(faults)
+    pool = kind_of(get_implementation(app.conf.worker_pool))
+    of_pool = set(faults_with(app, pool, app.amqp.queues)) - set(faults)
     return found + [checks.Warning(text, hint=hint, id="celery_singleton_lock.W002") for text in sorted(of_pool)]
