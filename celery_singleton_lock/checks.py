@@ -35,7 +35,7 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any], name: str) -> None:
-    # A bare object, because the class may have no name yet, and an `__init__` of the user's.
+    # The class may have no name yet, and making a task would run the user's `__init__`.
     task = object.__new__(cls)
     vars(task)["name"] = name
     options.refuse([*_faults_in_task(task), *options.values_of(task)[1]])

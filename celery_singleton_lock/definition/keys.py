@@ -1,8 +1,8 @@
 """From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
 
-Two calls have the same key if a message would carry the same arguments, with defaults filled in. kombu's JSON writes
-them: a tuple is a list, the keys of a dict are text, and an enum is its value. `1`, `"1"`, `True` and `1.0` differ. A
-model of pydantic is written as its `model_dump(mode="json")`.
+Two calls have the same key if their messages carry the same arguments, with defaults filled in. They are written as
+kombu's JSON: a tuple as a list, an enum as its value. `1`, `"1"`, `True` and `1.0` differ. A model of pydantic is
+written as its `model_dump(mode="json")`.
 
 Workers of two releases must agree on the format, so a change needs a new version in the key.
 """
@@ -45,12 +45,9 @@ class _Encoder(json.JSONEncoder):
     def default(self, o: Any) -> Any:
         if not hasattr(type(o), "model_dump"):
             return super().default(o)
-        try:
-            if not _has_set(o):
-                return o.model_dump(mode="json")
-        except Exception as error:
-            raise ValueError(f"{type(error).__name__}: {error}") from error
-        raise ValueError("it has a set, whose order differs from process to process")
+        if _has_set(o):
+            raise ValueError("it has a set, whose order differs from process to process")
+        return o.model_dump(mode="json")
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
@@ -144,7 +141,7 @@ class KeyMaker:
         self._binds = task.typing is not False
         self._receive = _receiver_of(task, function, signature)
         self._choice: KeyChoice = option_of(task, "key")
-        self._label: str | None = option_of(task, "label")
+        self._label: Any = option_of(task, "label")
         try:
             self._start = f"{start_of_keys(prefix)}{checked_name(lock_name_of_task(task))}:"
             self._counting = _names_in("lock_key", self._choice, signature)
@@ -205,8 +202,6 @@ class KeyMaker:
         return _key(self._start, self._text_of(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
-        if self._label is None:
-            return ""
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
         text = self._label.format(**_plain_items(self._bound(args, kwargs)))

@@ -236,8 +236,7 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 def wait_until_bound(task: Any) -> None:
     """Another thread can call a task that is registered and still unbound."""
-    if not task.__bound__:
-        task.bind(task.app)
+    _ = task.app  # if Celery has not bound the task yet, this binds it
     give_up_at = clock() + _LONGEST_BINDING_S
     # `bind` sets the stack last.
     while task.request_stack is None and clock() < give_up_at:

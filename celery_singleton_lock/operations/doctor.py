@@ -13,7 +13,7 @@ from celery import Celery
 
 from celery_singleton_lock import checks
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.definition import options
+from celery_singleton_lock.definition import keys, options
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.page import Look
@@ -361,7 +361,7 @@ _UNTOLD = (
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    others = {row.name for row in rows if not (row.lock.problem or row.is_beat)}
+    others = {row.name for row in rows if not (row.lock.problem or row.name.startswith(f"{keys.BEAT}."))}
     idle = [each for each in workers.values() if each.active is not None and len(each.active) < each.slots]
     late = Counter[str]()
     for row in rows:

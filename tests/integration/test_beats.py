@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.beat import SingletonSchedulerMixin
+from celery_singleton_lock.definition.keys import beat_key_of
 from celery_singleton_lock.definition.settings import store_of
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
@@ -68,6 +70,20 @@ def test_an_heir_sends_although_the_clock_of_the_store_was_set_back(wall_clock: 
 
         assert slots_of(second, server)["collect"].fence > known.fence
         second.close()
+
+
+def test_an_heir_of_a_beat_whose_clock_was_an_hour_ahead_begins_the_interval_anew(valkey: Server) -> None:
+    first, second = (beat_of(valkey.url, "collect") for _ in range(2))
+    until(first.sends, "the first sends")
+    first.close()
+    noted, hour = slots_of(first, valkey)["collect"], 3_600_000_000
+    ahead = replace(noted, due=noted.due + hour, sent=noted.sent + hour)
+    store_of(first.app).change_slot(f"{beat_key_of(first.app)}:slots", "note", ahead)
+
+    until(second.sends, "the second sends", timeout=60)
+
+    assert slots_of(second, valkey)["collect"].sent < ahead.sent
+    second.close()
 
 
 def test_apps_of_one_main_are_told_apart_by_the_name_of_the_beat(valkey: Server) -> None:
