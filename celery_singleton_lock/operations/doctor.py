@@ -2,11 +2,11 @@
 
 import re
 import sys
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -16,7 +16,6 @@ from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.definition import keys, options
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
-from celery_singleton_lock.operations.page import Look
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
@@ -223,21 +222,28 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
     """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
+    answers = dict[str, Any]()
+    problems = list[str]()
 
-    def ask(question: str) -> dict[str, Any]:
-        # `inspect` has public methods for Celery's own requests only.
-        return app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
+    def ask(question: str) -> None:
+        try:
+            # `inspect` has public methods for Celery's own requests only.
+            answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises)
+            problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    # In threads that do not keep this process from ending while the broker is silent.
-    asked = [Look(partial(ask, question)).begin() for question in _QUESTIONS]
+    # Daemons, so that a silent broker does not keep this process from ending.
+    asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
+    for thread in asking:
+        thread.start()
     # An app with one connection asks one question after another.
-    give_up_at = clock() + len(asked) * timeout + _TO_CONNECT
-    try:
-        answers = [each.result(max(0.0, give_up_at - clock())) for each in asked]
-    except Exception as error:  # noqa: BLE001 (whatever the transport raises)
-        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
-        return {}, problem if str(error) else "the broker does not answer"
-    return {name: _worker_in(*(answer.get(name) for answer in answers)) for name in answers[0]}, None
+    give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
+    for thread in asking:
+        thread.join(max(0.0, give_up_at - clock()))
+    if len(answers) < len(_QUESTIONS):
+        return {}, problems[0] if problems else "the broker does not answer"
+    names = answers["stats"]
+    return {name: _worker_in(*(answers[question].get(name) for question in _QUESTIONS)) for name in names}, None
 
 
 def _worker_in(stats: Any, active: Any, queues: Any, store: Any) -> Worker:
