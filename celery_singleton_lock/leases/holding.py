@@ -12,33 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
-from celery_singleton_lock import signals
-from celery_singleton_lock.errors import (
-    REASONS_TO_STOP,
-    LockLost,
-    LostReason,
-    NotHeldReason,
-    SingletonLockError,
-    StoreError,
-)
+from celery_singleton_lock import errors, signals
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.heartbeat import RenewalThread, heartbeat, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger
+from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import (
-    UNANSWERED,
-    Claim,
-    Conflict,
-    Ending,
-    Grant,
-    Marker,
-    Release,
-    Renewal,
-    Verdict,
-)
+from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Grant, Renewal, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
@@ -83,7 +66,7 @@ _LEADS_TO = (
     (RELEASED,),
     (),
 )
-_REASONS: dict[Renewal, LostReason | None] = {
+_REASONS: dict[Renewal, errors.LostReason | None] = {
     Renewal.RENEWED: None,
     Renewal.REPLACED: "replaced",
     Renewal.BROKEN: "broken",
@@ -110,8 +93,8 @@ class Holding:
     _told_late_for: float = 0.0  # the last deadline whose lateness was logged
     is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
     takes: int = 1  # how many releases give it back
-    ending: Ending | None = None  # the end of its run, for later deliveries; None once the store has it
-    marker: Marker = "unknown"  # whether its release has left a marker
+    ending: records.Ending | None = None  # the end of its run, for later deliveries; None once the store has it
+    marker: records.Marker = "unknown"  # whether its release has left a marker
     _stopped_at: float = 0.0
     _is_reported: bool = False
     # Weak: otherwise a claim and its view would keep each other alive until the garbage collector runs.
@@ -121,7 +104,7 @@ class Holding:
         self,
         store: Store,
         claim: Claim,
-        on_lost: Callable[["Holding", LostReason], None] | None = None,
+        on_lost: Callable[["Holding", errors.LostReason], None] | None = None,
         deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
@@ -130,7 +113,7 @@ class Holding:
         self.fence: int = 0
         self.waited: float = 0.0
         # Why the holder was asked to stop, or else why the lease was lost. The reason stays when LOST becomes RELEASED.
-        self.lost_reason: LostReason | None = None
+        self.lost_reason: errors.LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
         self.key: str = claim.key
@@ -254,10 +237,10 @@ class Holding:
         if self.deadman is not None:
             self.deadman.arm(self.deadline)
 
-    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
+    def answered(self, answer: Renewal, sent_at: float) -> errors.LostReason | None:
         """Apply the answer to a renewal. Returns the reason if the lease is lost, or the holder has to stop."""
         reason = _REASONS[answer]
-        if reason is None or reason in REASONS_TO_STOP:
+        if reason is None or reason in errors.REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has stopped.
             self.renewed(sent_at)
         return reason
@@ -273,30 +256,30 @@ class Holding:
         return late
 
     def check(self) -> None:
-        reason: NotHeldReason | None = None
+        reason: errors.NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
             # The heartbeat got no time to run, but the main process of a worker may have renewed the lease.
             sent_at = clock()
-            with suppress(StoreError):
+            with suppress(errors.StoreError):
                 (answer,) = self.store.renew([self.claim], _LATE_BOUND)
                 reason = self.answered(answer, sent_at)
         if reason is None and self.remaining() <= 0.0:
-            ended: NotHeldReason = "released" if self.state is RELEASED else "forked"
+            ended: errors.NotHeldReason = "released" if self.state is RELEASED else "forked"
             reason = "expired" if self.unreleased else ended
         if reason is not None:
-            raise LockLost(self.key, self.lost_reason or reason)
+            raise errors.LockLost(self.key, self.lost_reason or reason)
 
-    def lose(self, reason: LostReason) -> None:
+    def lose(self, reason: errors.LostReason) -> None:
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person's request outranks that of a successor.
             self.lost_reason = reason
         try:
-            self.go_to(ASKED_TO_STOP if reason in REASONS_TO_STOP else LOST)
+            self.go_to(ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST)
         except RuntimeError:
             return
         self.report_lost(reason)
 
-    def report_lost(self, reason: LostReason) -> None:
+    def report_lost(self, reason: errors.LostReason) -> None:
         # First: otherwise another thread could see the state without its reason. An earlier reason stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
@@ -311,7 +294,7 @@ class Holding:
                 note(self.store, self.key, "lost", reason, self.task_name, self.claim.facts)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
-            write = log.info if reason in REASONS_TO_STOP else log.error
+            write = log.info if reason in errors.REASONS_TO_STOP else log.error
             who: dict[str, Any] = {"key": self.key, "task_id": self.task_id}
             background.submit(partial(write, "lock.lost", **who, reason=reason))
             if is_killed:
@@ -336,7 +319,7 @@ class Holding:
         """Count a release, or raise if there is nothing to release. True if it was the last: then call `give_back`."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
-            raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
+            raise errors.SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         if self.takes > 1:
             self.takes -= 1
             return False
@@ -361,7 +344,7 @@ class Holding:
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
 
-    def _end(self) -> Release:
+    def _end(self) -> records.Release:
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
@@ -369,7 +352,7 @@ class Holding:
             self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)
-        except StoreError as error:
+        except errors.StoreError as error:
             log.warning("lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
             if answer is UNANSWERED:

@@ -9,6 +9,7 @@ from celery_singleton_lock.stores.records import RELEASED, WHOLE, Claim, Grant, 
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
+    ENDED,
     GONE,
     KEY,
     OTHER,
@@ -41,6 +42,19 @@ class Leasing(Contract):
             assert {name: getattr(holder, name) for name in facts} == facts
             assert 0 < holder.expires_in <= 30
             assert 0 <= holder.age < 60
+
+    @pytest.mark.parametrize("hostname", ["w1@host", "100%s@host", "w1@höst", "\udcff@host"])
+    def test_a_holder_is_told_in_its_own_words_and_gone_once_it_has_ended(self, store: Store, hostname: str) -> None:
+        for number, task_id in enumerate(["1", "2", "%s%%", "{0}", "ü", "\udcff", "\r\n$1\r\n", "x" * 300, ""]):
+            wanted = claim(f"{number}" * (number + 1), task_id=task_id, hostname=hostname, pid=7, published=10**number)
+            granted(store.acquire(wanted))
+
+            (holder,) = store.holders(KEY)
+            words = holder.token, holder.task_id or "", holder.hostname, f"{holder.pid} {holder.published}"
+            sent = [wanted.token, *(text.encode(errors="backslashreplace").decode() for text in (task_id, hostname))]
+            assert words == (*sent, f"7 {10**number}")
+            assert store.release(wanted, 1, ENDED) == RELEASED
+            assert store.holders(KEY) == []
 
     def test_asking_again_with_the_same_token_is_the_same_grant(self, store: Store) -> None:
         first = granted(store.acquire(claim("a")))
