@@ -363,7 +363,7 @@ if not own then
   end
   turn.rank = turn.rank or rank
   -- The turn at the front may have moved.
-  line.front = step < 0 and void < line.front and line.front - 1 or line.front
+  line.front = void < line.front and line.front - 1 or line.front
   line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end
 write_heard(key, line, ticket, turn)
