@@ -88,6 +88,7 @@ class Server:
 
     @property
     def pid(self) -> int:
+        assert self._process is not None, "it does not run"
         return self._process.pid
 
     def client(self, database: int = 0) -> "redis.Redis":
