@@ -180,10 +180,7 @@ def test_a_listener_whose_connection_is_cut(recorder: Recorder, valkey: Server, 
 def test_a_deploy(recorder: Recorder, valkey: Server, pool: str) -> None:
     new = [Worker(APP, {}, pool=pool, concurrency=2) for _ in range(2)]
     try:
-        with (
-            workers(APP, {}, 2, pool=pool, concurrency=2) as both,
-            in_order(recorder, valkey, "running"),
-        ):
+        with workers(APP, {}, 2, pool=pool, concurrency=2) as both, in_order(recorder, valkey, "running"):
             until(lambda: len(ran(recorder)) > 5, "some have run")
             for each in both:
                 each.send(signal.SIGTERM)

@@ -339,25 +339,23 @@ def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.prove
-def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celery(tmp_path: Path) -> None:
-    own, key = certificate(tmp_path)
-    port = free_port()
-    files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-ca-cert-file", str(own))
+def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celery(
+    with_tls: tuple[str, Path, Path],
+) -> None:
+    url, own, key = with_tls
     ours = {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
     of_celery = {**ours, "ssl_cert_reqs": "CERT_REQUIRED"}
-    url = f"rediss://127.0.0.1:{port}/0"
     in_the_url = "&".join(f"{name}={value}" for name, value in of_celery.items())
-    with running("redis", "--tls-port", str(port), *files):
-        for settings in (
-            {"result_backend": url, "redis_backend_use_ssl": of_celery},
-            {"result_backend": f"{url}?{in_the_url}"},
-            {"broker_url": url, "broker_use_ssl": of_celery},
-            {"broker_url": f"{url}?{in_the_url}"},
-            {"singleton_lock_url": url, "singleton_lock_client_options": ours},
-            {"singleton_lock_url": f"valkeys{url.removeprefix('rediss')}?{in_the_url}"},
-        ):
-            app = Celery("shop", broker="memory://", set_as_current=False)
-            app.conf.update(settings)
-            store = store_of(app)
-            assert_that_all_works(store)
-            store.close()
+    for settings in (
+        {"result_backend": url, "redis_backend_use_ssl": of_celery},
+        {"result_backend": f"{url}?{in_the_url}"},
+        {"broker_url": url, "broker_use_ssl": of_celery},
+        {"broker_url": f"{url}?{in_the_url}"},
+        {"singleton_lock_url": url, "singleton_lock_client_options": ours},
+        {"singleton_lock_url": f"valkeys{url.removeprefix('rediss')}?{in_the_url}"},
+    ):
+        app = Celery("shop", broker="memory://", set_as_current=False)
+        app.conf.update(settings)
+        store = store_of(app)
+        assert_that_all_works(store)
+        store.close()

@@ -354,16 +354,11 @@ def visit_without_an_app() -> Any:
     import django
     from django.conf import settings
 
-    contrib = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages", "sessions")]
-    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
     known = runpy.run_path("tests/frameworks/django_shop/settings.py")
-    names = ("MIDDLEWARE", "TEMPLATES", "STATIC_URL", "ALLOWED_HOSTS", "SECRET_KEY")
-    settings.configure(
-        INSTALLED_APPS=[*contrib, "celery_singleton_lock.contrib.django"],
-        DATABASES={"default": database},
-        ROOT_URLCONF="bare_urls",
-        **{name: known[name] for name in names},
-    )
+    # The package of the shop imports its app.
+    known["INSTALLED_APPS"].remove("tests.frameworks.django_shop")
+    known["DATABASES"]["default"]["NAME"] = ":memory:"
+    settings.configure(**{name: each for name, each in known.items() if name.isupper()} | {"ROOT_URLCONF": "bare_urls"})
     django.setup()
     from django.contrib import admin
     from django.contrib.auth.models import User

@@ -59,12 +59,9 @@ def by_a_signal(app: Celery, see: Callable[[Any], None]) -> None:
     def body(self: Any) -> None:
         mine.append(self.lock)
 
-    def receiver(lease: Any = None, **_: Any) -> None:
-        told.append(lease)
-
     mine: list[Any] = []
     told: list[Any] = []
-    signals.lock_released.connect(receiver, sender=body)
+    signals.lock_released.connect(lambda lease, **_: told.append(lease), sender=body, weak=False)
     body.apply().get()
     assert told[0] is mine[0]
     see(told[0])

@@ -230,14 +230,8 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
         server.flush()
         return "ran"
 
-    def receiver(lease: Any = None, reason: Any = None, **_: Any) -> None:
-        lost.append((lease.key, reason))
-
-    def receiver_of_releases(lease: Any = None, **_: Any) -> None:
-        released.append(lease)
-
-    signals.lock_lost.connect(receiver, sender=body)
-    signals.lock_released.connect(receiver_of_releases, sender=body)
+    signals.lock_lost.connect(lambda lease, reason, **_: lost.append((lease.key, reason)), sender=body, weak=False)
+    signals.lock_released.connect(lambda lease, **_: released.append(lease), sender=body, weak=False)
 
     assert body.apply().get() == "ran"
     until(lambda: lost, "the receiver is told")

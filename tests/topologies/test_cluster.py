@@ -118,18 +118,6 @@ def listeners(node: Node, channel: str) -> int:
         return dict(client.execute_command("PUBSUB SHARDNUMSUB", channel))[channel]
 
 
-def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, store: Store) -> None:
-    for number in range(6):
-        mine = claim_of(number, "waits")
-        store.acquire(claim_of(number))
-        with Waiter(store, mine) as waiter:
-            assert isinstance(waiter.ask(), float)
-            assert listeners(cluster.owner(mine.key), f"{mine.key}:waits") == 1
-            store.release(claim_of(number), 1)
-            assert lasted(lambda waiter=waiter: waiter.sleep(20)) < 5  # type: ignore[misc]
-            granted(waiter.ask())
-
-
 @pytest.mark.clients
 def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster: Cluster, store: Store) -> None:
     mine = claim_of("waits", "waits")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import RELEASED, Marked, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Grant, Marked, Renewal
 from celery_singleton_lock.stores.records import Succession as Rule
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -284,6 +284,13 @@ either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 
 
 class Succession(Contract):
+    def c_runs_in_favour_of_which_b_ends(self, store: Store, rule: Rule) -> Grant:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        return granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+
     @either
     def test_the_last_who_was_published_is_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -299,11 +306,7 @@ class Succession(Contract):
 
     @either
     def test_an_older_call_that_has_asked_ends_in_favour_of_the_newer_run(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        newer = granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        newer = self.c_runs_in_favour_of_which_b_ends(store, rule)
 
         assert succeed(store, again(call("b", 2000)), rule) == "c"
         store.release(call("c"), newer.place)
@@ -321,11 +324,7 @@ class Succession(Contract):
     def test_an_older_call_ends_though_several_newer_ones_have_run_before_it_is_back(
         self, store: Store, rule: Rule
     ) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        self.c_runs_in_favour_of_which_b_ends(store, rule)
         succeed(store, call("d", 4000), rule)
         store.release(call("c"), 1)
         granted(store.acquire(succeeding(again(call("d", 4000)), rule)))
@@ -350,11 +349,7 @@ class Succession(Contract):
 
     @either
     def test_a_late_call_that_runs_after_newer_ones_does_not_hide_them(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        self.c_runs_in_favour_of_which_b_ends(store, rule)
         store.release(call("c"), 1)
 
         granted(store.acquire(succeeding(call("late", 1500), rule)))
