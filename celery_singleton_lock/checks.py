@@ -30,7 +30,6 @@ _NOT_OF_CELERY = (
     "Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app that has no locked tasks "
     "such as {}"
 )
-_A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 _checked: WeakSet[Celery] = WeakSet()
 
 
@@ -218,9 +217,8 @@ def kind_of(pool: type) -> str:
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
     url = options.setting(app, "singleton_lock_url")
     if isinstance(url, str) and url.startswith("memory:"):
-        raise ConfigurationError(
-            f"singleton_lock_url={url!r} keeps locks in the memory of one process, and {why}; {_A_SERVER}, or {remedy}"
-        )
+        fault = f"singleton_lock_url={url!r} keeps locks in the memory of one process, and {why}"
+        raise ConfigurationError(f"{fault}; give the URL of a server, such as 'redis://localhost:6379/0', or {remedy}")
 
 
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:

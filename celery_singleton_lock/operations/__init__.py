@@ -180,8 +180,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
 
 def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
     if name not in tasks:
-        near = sorted(each for each in tasks if each.startswith(name) or each.endswith(f".{name}"))[:3]
-        near = near or get_close_matches(name, tasks, n=1)
+        near = sorted(each for each in tasks if name in each)[:3] or get_close_matches(name, tasks, n=1)
         meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise click.UsageError(f"There is no task {name!r} in this app.{meant}")
     if not isinstance(tasks[name], Lockable):
