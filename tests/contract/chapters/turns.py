@@ -505,6 +505,16 @@ class Turns(Contract):
 
         assert successor_of(store) == "new"
 
+    def test_a_turn_and_a_successor_do_not_wait_for_each_other(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn = turn_of(store, "waits", 1)
+        successor = succeeding(replace(message("next", 2), turn_for=0.0), "rerun")
+        refused(store.acquire(successor))
+        store.release(claim("a"), 1)
+
+        assert refused(store.acquire(successor)).first.task_id == "waits"
+        granted(store.acquire(turn))
+
     def test_a_marker_behind_a_run_does_not_call_the_successor_again(self, store: Store) -> None:
         store.acquire(claim("a"))
         refused(store.acquire(succeeding(replace(message("new", 1), turn_for=0.0), "rerun")))

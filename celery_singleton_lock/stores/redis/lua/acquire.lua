@@ -54,7 +54,7 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- a free place is no longer kept for the successor, whose message may be lost
+local PATIENCE = 30000000 -- after that, no free place is kept for the successor, whose message may be lost
 local FIRST_TICKET = 1000 -- a call that comes back may get a smaller ticket, even below zero
 
 ttl = tonumber(ttl)
@@ -157,9 +157,9 @@ local function ranks_before(each)
   return #before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call yields to no
--- successor: the successor yields to it, so both would wait for ever. A call yields to no successor that it displaces:
--- otherwise, frequent calls would displace each one before it runs.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call, and one with a
+-- turn, yield to no successor: the successor yields to them, so all would wait. A call yields to no successor that it
+-- displaces: otherwise, frequent calls would displace each one before it runs.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
