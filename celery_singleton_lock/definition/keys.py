@@ -71,8 +71,7 @@ def _key(start: str, text: str) -> str:
 
 def _written(subject: Any) -> str:
     try:
-        text: str = _ENCODER.encode(plain(subject))
-        return text
+        return str(_ENCODER.encode(plain(subject)))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"lock_key: {_unserialisable_in(subject)} cannot be serialised ({error}); "

@@ -104,12 +104,11 @@ def _opened(app: Celery) -> Store:
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
-    conf = app.conf
-    get = conf.get
+    get = app.conf.get
     if (url := options.setting(app, "singleton_lock_url")) is not None:
         return one_url(url), {}
-    results = _as_text(conf.result_backend)
-    broker = _as_text(conf.broker_write_url or conf.broker_url)
+    results = _as_text(app.conf.result_backend)
+    broker = _as_text(app.conf.broker_write_url or app.conf.broker_url)
     of_results = {
         "username": get("redis_username"),
         "password": get("redis_password"),
