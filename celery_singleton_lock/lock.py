@@ -14,9 +14,7 @@ from weakref import ref
 
 from celery import Celery, Task, current_app
 
-from celery_singleton_lock.definition.keys import checked_name, key_of
-from celery_singleton_lock.definition.options import Duration, count, flag, not_allowed, prefix_of, seconds
-from celery_singleton_lock.definition.settings import store_of, stores_of_locks
+from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import Hold, Lease, acquire_in_loop, is_undone, refusal_of, release_in_loop
@@ -85,21 +83,21 @@ class Lock:
         *,
         url: str | None = None,
         app: "Celery[Any] | None" = None,
-        ttl: Duration = 30,
+        ttl: options.Duration = 30,
         limit: int = 1,
         reentrant: bool = False,
-        timeout: Duration | None = None,
+        timeout: options.Duration | None = None,
     ) -> None:
         if app is not None and not isinstance(app, Celery):
-            raise not_allowed("app", app, "give a Celery app, or None for the current one")
+            raise options.not_allowed("app", app, "give a Celery app, or None for the current one")
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
         # Otherwise a program without a store would fail only at its first use of the lock.
         _ = self._store
-        self._key = key_of(prefix_of(self._app), checked_name(name), {})
-        self._ttl = seconds("ttl", ttl, least=1)
-        self._limit = count("limit", limit)
-        self._reentrant = flag("reentrant", reentrant)
+        self._key = keys.key_of(options.prefix_of(self._app), keys.checked_name(name), {})
+        self._ttl = options.seconds("ttl", ttl, least=1)
+        self._limit = options.count("limit", limit)
+        self._reentrant = options.flag("reentrant", reentrant)
         _patience(True, timeout)
         self.timeout = timeout
         # Keeps the holds of `with` blocks, which end in any context.
@@ -186,7 +184,7 @@ class Lock:
         """The holders, the calls that are queued or next, the number that wait, and the end of a cool-down."""
         return self._store.survey([self._key])[0]
 
-    def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
+    def acquire(self, blocking: bool = True, timeout: options.Duration | None = None) -> Lease | None:
         """Take the lock; the arguments are those of `threading.Lock`.
 
         Arguments:
@@ -204,7 +202,7 @@ class Lock:
         taken = self._take(_patience(blocking, timeout))
         return taken if isinstance(taken, Lease) else None
 
-    async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
+    async def aacquire(self, timeout: options.Duration | None = None) -> Lease | None:
         """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing."""
         taken = await self._take_in_loop(_patience(True, timeout))
         return taken if isinstance(taken, Lease) else None
@@ -222,9 +220,9 @@ class Lock:
 
     @property
     def _store(self) -> Store:
-        if stores_of_locks:
-            return stores_of_locks[-1](self._app)
-        return store_of(self._app) if self._url is None else shared_store(self._url)
+        if settings.stores_of_locks:
+            return settings.stores_of_locks[-1](self._app)
+        return settings.store_of(self._app) if self._url is None else shared_store(self._url)
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
         if patience != 0 and waits_stop_greenlets():
@@ -335,10 +333,10 @@ def _caller() -> tuple[int, object]:
     return threading.get_ident(), task and ref(task)
 
 
-def _patience(blocking: bool, timeout: Duration | None) -> float | None:
+def _patience(blocking: bool, timeout: options.Duration | None) -> float | None:
     """Seconds to wait; 0 asks once, None waits for as long as it takes."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:
         raise ConfigurationError(f"timeout={timeout!r} goes with blocking=True only")
-    return seconds("timeout", timeout, least=0)
+    return options.seconds("timeout", timeout, least=0)

@@ -28,9 +28,8 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
+from celery_singleton_lock.runs import policies, run
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_of, way_of
-from celery_singleton_lock.runs.policies import POLICIES, REFUSED, delay_in_line
-from celery_singleton_lock.runs.run import is_later_attempt
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
@@ -240,8 +239,8 @@ def _takes_turns_here(task: Any) -> bool:
         options = task.lock_options
     except ConfigurationError:
         return False
-    takes_turns = POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
-    is_patient = options.wait_timeout is None or options.wait_timeout >= REFUSED.first
+    takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
+    is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
     # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
     return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
 
@@ -274,15 +273,16 @@ class RequestInTurn(SingletonRequest):
     def _way_of_new(self) -> str:
         """`first` or `copy` if the message shows no earlier request for the lock; otherwise empty."""
         message, notes = Context(self._request_dict, called_directly=False), self._notes()
-        has_asked = notes.refused_at or notes.newest or notes.marked or notes.joins or is_later_attempt(message, notes)
+        if notes.refused_at or notes.newest or notes.marked or notes.joins or message.eta:
+            return ""
         way = way_of(self.task, message, notes, Delivery())
-        return way if way in ("first", "copy") and not (has_asked or message.eta) else ""
+        return way if way in ("first", "copy") and not run.is_later_attempt(message, notes) else ""
 
     def _stand_in_line(self, *, may_be_copy: bool) -> None:
         self._in_line = self.place_in_line()
         if self._in_line is not None:
             self._in_line.claim.may_be_copy = may_be_copy
-            delay = delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
+            delay = policies.delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
             # So Celery keeps the message in its timer.
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 

@@ -24,19 +24,15 @@ from celery.worker.control import inspect_command
 from celery.worker.request import Request
 
 from celery_singleton_lock.checks import check_beat, check_worker, try_store
-from celery_singleton_lock.definition.options import as_set
-from celery_singleton_lock.definition.settings import open_store, store_of
+from celery_singleton_lock.definition import options, settings
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
+from celery_singleton_lock.leases import counters, interrupt
 from celery_singleton_lock.leases.background import Background, background
-from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.holding import Holding
-from celery_singleton_lock.leases.interrupt import has_fired
 from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import final_result, unmark
+from celery_singleton_lock.runs import endings, policies, run
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Notes, for_a_dead_run, hidden_in, text_of
-from celery_singleton_lock.runs.policies import POLICIES
-from celery_singleton_lock.runs.run import claim_of, is_later_attempt
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -74,13 +70,13 @@ def _has_our_scheduler(worker: Any) -> bool:
 def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
     """Try the store from this worker, whose network and clock may differ from the operator's."""
     try:
-        with closing(open_store(state.app)) as store:
+        with closing(settings.open_store(state.app)) as store:
             if store.is_of_one_process:
                 return {}
             try_store(state.app, bound)
             return {"ahead": Inventory(store).latency(bound)[1]}
     except (ConfigurationError, StoreError) as error:
-        return {"problem": as_set(state.app, str(error))}
+        return {"problem": options.as_set(state.app, str(error))}
 
 
 class SingletonRequest(Request):
@@ -139,7 +135,7 @@ class SingletonRequest(Request):
         # The clock of its publisher may be ahead of ours.
         lease = self.lease
         since = min(lease.claim.message, round(received * 1_000_000)) if lease is not None else 0
-        kept = final_result(self.task, self.id, since)
+        kept = endings.final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
             about = {"traceback": kept.get("traceback"), "request": self._context}
@@ -159,8 +155,8 @@ class SingletonRequest(Request):
             if self.task.is_lockable() and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
                 options, retries = self.task.lock_options, self.request_dict.get("retries") or 0
-                claim = claim_of(options, self._notes(), self.key, token, text_of(self.id), retries)
-                return Holding(store_of(self.app), claim, sender=self.task)
+                claim = run.claim_of(options, self._notes(), self.key, token, text_of(self.id), retries)
+                return Holding(settings.store_of(self.app), claim, sender=self.task)
         return None
 
     @cached_property
@@ -186,10 +182,10 @@ class SingletonRequest(Request):
         if lease is None:
             return None
         claim, notes, options = lease.claim, self._notes(), self.task.lock_options
-        policy = POLICIES[options.on_conflict].for_call(notes)
+        policy = policies.POLICIES[options.on_conflict].for_call(notes)
         claim.rank = notes.rank
         claim.turn_for = options.redelivered_within if policy.takes_turns else 0.0
-        is_later = is_later_attempt(Context(self.request_dict), notes)
+        is_later = run.is_later_attempt(Context(self.request_dict), notes)
         policy.complete(claim, options, notes, is_later_attempt=is_later)
         timeout = None if notes.newest else options.wait_timeout
         return InLine(lease.store, claim, float("inf") if timeout is None else timeout)
@@ -217,7 +213,7 @@ class SingletonRequest(Request):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
         if has_died:
-            pending.release = partial(self._release_and_tell, lease, is_lost=has_fired(pid, clock()))
+            pending.release = partial(self._release_and_tell, lease, is_lost=interrupt.has_fired(pid, clock()))
         pending.may_release = lambda: _state_of(pid) in _DEAD
         # The child may have died during its acquire, which may arrive later.
         pending.may_arrive = True
@@ -243,8 +239,8 @@ class SingletonRequest(Request):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
             log.tell_of_death(lease.key, named, "its pool process died while it held the lock")
-            note(lease.store, lease.key, "holder_died", "", self.task.name, died)
-            count(lease.store, lease.key, "holder_died", self.task.name)
+            counters.note(lease.store, lease.key, "holder_died", "", self.task.name, died)
+            counters.count(lease.store, lease.key, "holder_died", self.task.name)
         if is_lost and lease.lost_reason is None:
             lease.report_lost(lost or "expired")
 
@@ -261,7 +257,7 @@ class SingletonRequest(Request):
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
             ends = {"ends_cooldown": not stays, "call_ended": True}
-            unmark(lease.store, lease.key, lease.claim.facts.task_id, **ends, in_background=True)
+            endings.unmark(lease.store, lease.key, lease.claim.facts.task_id, **ends, in_background=True)
 
 
 def active_requests() -> list[SingletonRequest]:

@@ -4,12 +4,10 @@ import atexit
 import json
 import os
 import threading
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from math import inf
 from typing import Any, Literal
 
 from celery_singleton_lock.errors import SingletonLockError
@@ -29,6 +27,7 @@ _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the buckets of a histogram, in seconds."""
+_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
 """The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
@@ -127,8 +126,8 @@ class Counters:
                 sums[f"{what}:{label}:{name}"] += len(values)
             if what in ("acquired", "held"):
                 histogram = "waited" if what == "acquired" else "held"
-                for bound, number in _in_buckets(values):
-                    sums[f"{histogram}:{bound}:{name}"] += number
+                for index, number in Counter([bisect_left(BOUNDS, value) for value in values]).items():
+                    sums[f"{histogram}:{_BUCKETS[index]}:{name}"] += number
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
         for store, key, entry in _taken_from(self._noted):
@@ -139,16 +138,6 @@ class Counters:
 def _taken_from(events: deque[Any]) -> list[Any]:
     # Other threads only append, so the present number can be taken without a race.
     return [events.popleft() for _ in range(len(events))]
-
-
-def _in_buckets(values: list[float]) -> Iterator[tuple[str, int]]:
-    values.sort()
-    before = 0
-    for bound in (*BOUNDS, inf):
-        index = bisect_right(values, bound)
-        if index > before:
-            yield "+Inf" if bound == inf else f"{bound:g}", index - before
-        before = index
 
 
 counters = Counters()

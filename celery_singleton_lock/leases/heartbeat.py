@@ -6,7 +6,6 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, background
@@ -45,7 +44,7 @@ class RenewalThread(DaemonThread):
         self._part = part
         self._client = store
         # Weak references: a lease that nobody can release must not be renewed for ever.
-        self.watching: dict[ref[Holding], None] = {}
+        self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
         self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
