@@ -55,10 +55,6 @@ def metadata(wheel: Path) -> Any:
         return Parser().parsestr(archive.read(name).decode())
 
 
-def urls_of(facts: Any) -> dict[str, str]:
-    return dict(url.split(", ") for url in facts.get_all("Project-URL"))
-
-
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     package = SOURCE / "celery_singleton_lock"
     files = {
@@ -87,7 +83,7 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
 
 def test_every_link_of_the_description_leads_somewhere_on_the_page_of_the_package(wheel: Path) -> None:
     readme = (SOURCE / "README.md").read_text(encoding="utf-8")
-    home = urls_of(metadata(wheel))["Homepage"]
+    home = dict(url.split(", ") for url in metadata(wheel).get_all("Project-URL"))["Homepage"]
     targets = LINK.findall(metadata(wheel).get_payload())
     files = [re.sub(f"{re.escape(home)}/(blob|raw)/main/", "", target).partition("#")[0] for target in targets]
 

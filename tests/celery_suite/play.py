@@ -63,7 +63,9 @@ def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds:
 def _play(only: Sequence[str], without: Sequence[str], seconds: float, *, locked: bool) -> Outcomes:
     with tempfile.TemporaryDirectory(prefix="celery-suite-") as name, running("valkey") as server:
         directory = Path(name)
-        _prepare(directory, LOCKED if locked else {})
+        _unpack(directory)
+        (directory / "pytest.ini").write_text(INI, encoding="utf-8")
+        (directory / SETTINGS).write_text(json.dumps(LOCKED if locked else {}), encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "--quiet", "--tb=short", f"--timeout={BOUND}"]
         command += [part for plugin in PLUGINS for part in ("-p", plugin)]
         command += [f"t/integration/{test}" for test in only or FILES]
@@ -89,12 +91,6 @@ def _run(command: Sequence[str], directory: Path, env: dict[str, str], seconds: 
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _prepare(directory: Path, settings: dict[str, str]) -> None:
-    _unpack(directory)
-    (directory / "pytest.ini").write_text(INI, encoding="utf-8")
-    (directory / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _environment(server: Server, directory: Path, *, locked: bool) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A small world, played out: a run, a call that waits in its process, two in the broker, and one that comes later."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -229,12 +229,8 @@ def play(choose: Callable[[int], int], length: int) -> None:
         world.close()
 
 
-def each_schedule(length: int, most: int = 12) -> Iterator[tuple[int, ...]]:
-    return product(range(most), repeat=length)
-
-
 def play_all(length: int) -> None:
-    for schedule in each_schedule(length):
+    for schedule in product(range(12), repeat=length):
         steps = iter(schedule)
         play(lambda number, steps=steps: next(steps) % number, length)  # type: ignore[misc]
 
