@@ -216,8 +216,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
 
 
 def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
-    is_revoked = not run.options.skips_with_result
-    return run.revoked(words, reason, task_id) if is_revoked else Ended(run.options.skip_result)
+    return Ended(run.options.skip_result) if run.options.skips_with_result else run.revoked(words, reason, task_id)
 
 
 def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -150,8 +150,7 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
 
 
 def _moment_of(kept: Mapping[str, Any]) -> int:
-    date = kept.get("date_done")
-    date = datetime.fromisoformat(date) if isinstance(date, str) else date
+    date = maybe_iso8601(kept.get("date_done"))
     # Some backends give UTC without a zone.
     return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
@@ -166,8 +165,7 @@ def seconds_until(task: Task, moment: Any) -> float:
     """Seconds until *moment*, in any form that `apply_async` takes or a message has."""
     if isinstance(moment, int | float):
         return float(moment)
-    until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)
-    return until.total_seconds()
+    return float((maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)).total_seconds())
 
 
 def until_expired(task: Task, expires: Any) -> float:

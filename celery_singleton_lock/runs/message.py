@@ -273,10 +273,8 @@ def notes_of(request: Context) -> Notes:
 
 def headers_of(request: Context) -> dict[str, Any]:
     """The headers that the caller, and receivers of `before_task_publish`, have given."""
-    hidden = delivery_of(request).hidden
-    if hidden is not None:
-        return dict(hidden)
-    return dict(request.headers) if isinstance(request.headers, Mapping) else {}
+    headers = delivery_of(request).hidden or request.headers
+    return dict(headers) if isinstance(headers, Mapping) else {}
 
 
 def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
