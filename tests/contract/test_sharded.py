@@ -8,8 +8,8 @@ import pytest
 from celery_singleton_lock import Lock
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Renewal
+from celery_singleton_lock.stores.redis import packed
 from celery_singleton_lock.stores.redis.answers import advice_about
-from celery_singleton_lock.stores.redis.connection import packed
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP, tasks

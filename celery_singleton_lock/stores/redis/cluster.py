@@ -10,8 +10,9 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis import Input, packed
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
-from celery_singleton_lock.stores.redis.connection import Address, Connections, Input, hosts_of, packed, settled, where
+from celery_singleton_lock.stores.redis.connection import Address, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 
 _SLOTS = 16384

@@ -20,6 +20,7 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis import Input, packed
 from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, is_elsewhere, not_connected
 from celery_singleton_lock.stores.threads import patched_by
 
@@ -51,29 +52,11 @@ _LEAST_FOR_REPLY = 0.25
 _RECEIVED_AT_ONCE = 4096
 
 Address = tuple[str, int]
-Input = tuple[str, bytes]
-"""A key, and the packed command that runs a script on this key, and perhaps on others of its slot."""
 
-
-def _packed(words: tuple[str, ...]) -> bytes:
-    # A host name or a label may have bytes that are no UTF-8.
-    encoded = [word.encode(errors="backslashreplace") for word in words]
-    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded]))
-
-
-pack_command = _packed
 Reader: Any = None
 # Several times faster.
 with suppress(ImportError):
-    from hiredis import Reader, pack_command  # type: ignore[assignment]
-
-
-def packed(*words: str) -> bytes:
-    try:
-        return pack_command(words)
-    except UnicodeEncodeError:
-        return _packed(words)
-
+    from hiredis import Reader
 
 _NOT_YET = object()
 

@@ -15,8 +15,8 @@ from redis import exceptions
 
 from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder, HolderState, LockState, lock_name_of
+from celery_singleton_lock.stores.redis import Input, packed
 from celery_singleton_lock.stores.redis.answers import advice_about
-from celery_singleton_lock.stores.redis.connection import Input, packed
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)

@@ -12,9 +12,9 @@ from redis import exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
-from celery_singleton_lock.stores.redis import encoding
+from celery_singleton_lock.stores.redis import encoding, packed
 from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
-from celery_singleton_lock.stores.redis.connection import Connections, packed
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 # So that one SCAN blocks the server for a fraction of a millisecond.

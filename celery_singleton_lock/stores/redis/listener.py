@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis import exceptions
 
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis import packed
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, packed
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.redis.connection import Connections
 
 LISTENING = "(listening)"
 DEAF = "(deaf)"
@@ -22,8 +25,10 @@ DEAF = "(deaf)"
 
 _PATIENCE = 5.0  # seconds in which a server has to answer
 _ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it is there
+_FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
+_AFTER_A_BUG = 1.0
 _LINGERS = 5.0
 _POLLIN = 1
 _NEVER = float("inf")
@@ -32,7 +37,7 @@ Heard = Callable[[str], None]
 
 
 class _Wire:
-    def __init__(self, server: Connections) -> None:
+    def __init__(self, server: "Connections") -> None:
         self.server = server
         self.connection: Any = None
         # The expected replies in order, each a word and a channel.
@@ -71,7 +76,7 @@ class Listener(DaemonThread):
     Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
     """
 
-    def __init__(self, servers: Connections) -> None:
+    def __init__(self, servers: "Connections") -> None:
         self._heard: dict[str, Heard] = {}
         self._servers = servers
         self._changed = deque[str]()
@@ -142,7 +147,7 @@ class Listener(DaemonThread):
                 self._report(error)
                 self._hang_up()
                 self._changed.extend(list(self._heard))
-                original("time", "sleep")(REPLY_TIMEOUT)
+                original("time", "sleep")(_AFTER_A_BUG)
                 return True
 
     def _listen(self) -> bool:
@@ -202,14 +207,14 @@ class Listener(DaemonThread):
         try:
             # If the cluster named no owner, ask it no sooner than `retry_at`: otherwise each channel would wait.
             if wire.connection is not None or wire.retry_at == _NEVER:
-                wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
+                wire = self._wire_at(self._servers.at_owner_of(channel, clock() + _FOUND_WITHIN))
             if wire.connection is None and wire.retry_at == _NEVER:
-                wire.connection = wire.server.open(clock() + REPLY_TIMEOUT)
+                wire.connection = wire.server.open(clock() + _FOUND_WITHIN)
         except exceptions.RedisError:
             wire.try_later()
         return wire if wire.connection is not None else None
 
-    def _wire_at(self, server: Connections) -> _Wire:
+    def _wire_at(self, server: "Connections") -> _Wire:
         return self._wires.get(server) or self._wires.setdefault(server, _Wire(server))
 
     def _read(self, wire: _Wire) -> None:

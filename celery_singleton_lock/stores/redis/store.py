@@ -13,16 +13,9 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
-from celery_singleton_lock.stores.redis import encoding
+from celery_singleton_lock.stores.redis import Input, encoding, packed
 from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
-from celery_singleton_lock.stores.redis.connection import (
-    REPLY_TIMEOUT,
-    Connections,
-    Input,
-    check_parts,
-    packed,
-    settled,
-)
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
