@@ -82,12 +82,13 @@ def _around_blanks(command: bytes) -> list[str]:
 def packed_acquire(claim: Claim) -> bytes:
     """The command for a claim. For the usual one its pieces are kept: to pack each word would cost twice as much."""
     facts = claim.facts
-    wants_more = claim.may_be_copy or claim.heeds_queued or claim.queued_for or claim.succeeds or claim.turn_for
+    wants_more = claim.may_be_copy or claim.succeeds or claim.turn_for
     says_more = facts.attempt or facts.task_name or facts.label or not facts.keeps_result
     if facts.task_id and claim.limit == 1 and not (wants_more or says_more):
         key, token, published, task_id = claim.key, claim.token, str(facts.published), facts.task_id
         lengths = len(key), len(token), len(published), len(task_id)
-        start, second, third, fourth, end = _usual_acquire(lengths, claim.ttl, facts.pid, facts.hostname)
+        alike = claim.ttl, claim.heeds_queued, claim.queued_for, facts.pid, facts.hostname
+        start, second, third, fourth, end = _usual_acquire(lengths, *alike)
         text = f"{start}{key}{second}{token}{third}{published}{fourth}{task_id}{end}"
         if text.isascii():
             return text.encode()
@@ -95,10 +96,13 @@ def packed_acquire(claim: Claim) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _usual_acquire(lengths: tuple[int, ...], ttl: float, pid: int, hostname: str) -> list[str]:
+def _usual_acquire(
+    lengths: tuple[int, ...], ttl: float, heeds_queued: bool, queued_for: float, pid: int, hostname: str
+) -> list[str]:
     key, token, published, task_id = (_BLANK * length for length in lengths)
     facts = records.Facts(task_id, "", hostname, pid, 0, cast("int", published))
-    return _around_blanks(ACQUIRE.on(key, *acquire_arguments(Claim(key, token, ttl, 1, facts))))
+    claim = Claim(key, token, ttl, 1, facts, heeds_queued=heeds_queued, queued_for=queued_for)
+    return _around_blanks(ACQUIRE.on(key, *acquire_arguments(claim)))
 
 
 def packed_release(claim: Claim, place: int | None, ending: records.Ending | None) -> bytes:
