@@ -245,7 +245,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a backend's method that stores an end; *position* is that of its request behind the task id."""
+    """Wrap a backend's method that stores an end, and takes the request at *position* behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")

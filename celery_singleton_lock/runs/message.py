@@ -124,7 +124,7 @@ class Notes:
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
         kept = Notes.__new__(Notes)
-        # An unknown note is that of a later version.
+        # Keep unknown notes, which a later version has written.
         known = vars(self).items()
         vars(kept).update((name, value) for name, value in known if name in _OF_THE_CALL or name not in _TYPES)
         return kept
