@@ -37,22 +37,14 @@ class MemoryStore(Store):
     def advance(self, seconds: float) -> None:
         """Move the clock of the store ahead, and let waiters look again."""
         self._server.ahead += seconds
-        self._wake_all()
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.call("FLUSHALL")
-        self._wake_all()
+        for channel in self.call("PUBSUB", "CHANNELS"):
+            self.call("PUBLISH", channel, "")
 
     def time(self, key: str) -> int:  # noqa: ARG002 (all keys have one server)
         return round(self._server.time() * 1_000_000)
 
-    def _wake_all(self) -> None:
-        for channel in self.call("PUBSUB", "CHANNELS"):
-            self.call("PUBLISH", channel, "")
-
     def _refuse_a_copy(self, pid: int) -> None:
-        """A hook for a process that was forked from *pid*, before it uses its copy of the locks."""
+        """Called in a process that was forked from *pid*, before it uses its copy of the locks. It may raise."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report no step of the clock, because `advance` sets it."""
@@ -71,7 +63,7 @@ class Server(FakeServer):
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
-        # Threads of the parent may have held the old locks, and would never release them here.
+        # A thread of the parent may hold the old locks, and would never release them here.
         self.lock = threading.RLock()  # type: ignore[assignment]
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)

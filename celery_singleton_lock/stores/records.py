@@ -16,10 +16,9 @@ ACQUIRE_BOUND = 5.0
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-PublishMode = Literal["", "anyway", "over"]
-"""Publish in spite of a cool-down (`anyway`), or of a cool-down and another queued call (`over`)."""
+PublishMode = Literal["", "anyway", "over"]  # `anyway` despite a cool-down; `over` despite a queued call, too
+# The newest call was marked as queued, or requeued to run next. It must run, because older calls have ended for it.
 Newest = Literal["", "queued", "next"]
-"""How a call became the newest: marked as queued, or requeued to run next. It must run: others ended in its favour."""
 
 
 @dataclass(slots=True)
@@ -52,7 +51,7 @@ class Claim:
     limit: int = 1  # places of the lock; with 0 nothing is granted
     facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
-    message: int = 0  # when the message was published, as its task id may be used again; 0 if unknown
+    message: int = 0  # when the message was published, because messages may share a task id; 0 if unknown
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
@@ -105,8 +104,7 @@ class Done:
     outcome: Outcome  # `retried` if another attempt follows; `ended` until the result is stored, then `stored`
 
 
-Marker = Literal["none", "left", "unknown"]
-"""Whether the store has a marker; `unknown` without an answer."""
+Marker = Literal["none", "left", "unknown"]  # whether the store has a marker; `unknown` without an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +156,7 @@ class Holder:
         published: When its call was published first, in microseconds.
         label: The text of its `lock_label`.
         ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        keeps_result: Others can read its result under its task id.
-        call_ended: The next call may be published, although the run may go on.
-        due_for: Seconds for which the mark of a queued call lasts beyond its due time. 0 stands for `lock_queue_ttl`.
         queue: The queue to which a queued call was published, if its publisher knew it.
-        is_unheard: Nobody listened when the turn was woken, so others are woken instead.
-        refused_at: When the call of a turn was refused first, in microseconds.
     """
 
     key: str
@@ -180,12 +173,12 @@ class Holder:
     published: int = 0
     label: str | None = None
     ttl: float = 0.0
-    keeps_result: bool = True
-    call_ended: bool = False
-    due_for: float = 0.0
+    keeps_result: bool = True  # others can read it under the task id
+    call_ended: bool = False  # the next call may be published, although the run may go on
+    due_for: float = 0.0  # seconds for which the mark lasts beyond the due time; 0 for `lock_queue_ttl`
     queue: str | None = None
-    is_unheard: bool = False
-    refused_at: int = 0
+    is_unheard: bool = False  # nobody listened when the turn was woken, so others are woken instead
+    refused_at: int = 0  # when the call of the turn was first refused
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
@@ -286,13 +279,13 @@ class LockState:
         fence: The greatest fence that was given. None if none is remembered.
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
-        waiting: How many have a turn. Beyond 160 tickets, calls that have left may still count.
-        turns: Turns of 160 tickets, in order: the first unheard ones, then the first that will be woken.
+        waiting: How many have a turn. In a line of more than 160, calls that have left may still count.
+        turns: At most 160 turns: first those that nobody heard, then those that will be woken, in order.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.
-        waiters: The same as `waiting`, under its name in `show --json`.
+        waiters: `waiting` under its name in `show --json`.
         cooldown_until: The end of its last cool-down, or None.
         problem: Why nothing else is known, or None.
     """

@@ -48,7 +48,7 @@ class TestMemoryStore(StoreContract):
 
     @pytest.fixture
     def lose_all(self, store: MemoryStore) -> Callable[[], object]:
-        return store.clear
+        return partial(store.call, "FLUSHALL")
 
     def now(self) -> float:
         self.time += 2e-6

@@ -58,7 +58,7 @@ class World:
     seen: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.store.clear()
+        self.store.call("FLUSHALL")
         self.start = 1_800_000_000.0
         self.store._server.time = self.time  # type: ignore[method-assign]
         self.wire = self.store.servers.listen(f"{KEY}:nobody", clock() + 5.0)

@@ -150,10 +150,8 @@ class Part:
     silent_until: float = 0.0  # on `clock()`; until then, releases in the background spare the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        # The last acquire got no answer, and no later request got one.
-        self.is_away: bool = False
-        # An answer rules out a wrong TLS scheme.
-        self.has_answered: bool = False
+        self.is_away: bool = False  # the last acquire got no answer, and no later request got one
+        self.has_answered: bool = False  # so its URL is right about TLS
         self._address = address
         is_provided = arguments.get("credential_provider") is not None
         self.user: str = "that credential_provider names" if is_provided else arguments.get("username") or "default"

@@ -23,10 +23,7 @@ _ARGUMENT = re.compile(r"^-- @argument (\w+)", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
 _SEPARATOR = "\x1f"
 _NO_RESULT = "no-result"
-_ENDED = "ended"
-_COOLDOWN = "~"
-# Leases in one script, which blocks the server for about 0.1 ms.
-RENEWALS_PER_SCRIPT = 50
+RENEWALS_PER_SCRIPT = 50  # blocks the server for about 0.1 ms
 _FOREIGN = "another program's key, or a damaged one: "
 
 
@@ -209,12 +206,6 @@ def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     return Conflict(key, holders, successor or None, now, verdict == "twin", rank, bool(near), free_in / 1_000_000)
 
 
-def mark_in(key: str, reply: Any) -> records.Marked | Holder:
-    if reply[0] == "marked":
-        return records.Marked(reply[1] / 1_000_000)
-    return conflict_in(key, reply).first
-
-
 def holders_in(key: str, now: int, rows: Sequence[str]) -> tuple[Holder, ...]:
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
     return tuple(_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts)
@@ -239,12 +230,12 @@ def _holder(
         # Of calls that hold nothing, only a successor has its task name in the store.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
-    state = HolderState.COOLDOWN if token.startswith(_COOLDOWN) else HolderState.HELD
+    state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD
     since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
     words = grant.split(" ")
     known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
     known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
-    known |= {"keeps_result": _NO_RESULT not in words, "call_ended": _ENDED in words and state is HolderState.HELD}
+    known |= {"keeps_result": _NO_RESULT not in words, "call_ended": "ended" in words and state is HolderState.HELD}
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
 
 
@@ -260,20 +251,16 @@ def _numbers_in(value: str, known: int) -> list[int]:
 
 def states_in(keys: Sequence[str], replies: Sequence[Any], *, tolerant: bool) -> list[LockState]:
     """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
-    for reply in replies:
-        if isinstance(reply, exceptions.RedisError) and not (tolerant and _is_about_a_key(reply)):
-            raise reply
-    return [_state_in(key, reply) for key, reply in zip(keys, replies, strict=True)]
+    return [_state_in(key, reply, tolerant=tolerant) for key, reply in zip(keys, replies, strict=True)]
 
 
-def _is_about_a_key(error: exceptions.RedisError) -> bool:
-    text = str(error)
-    return "WRONGTYPE" in text or ("user_script" in text and advice_about(error) is None)
-
-
-def _state_in(key: str, reply: Any) -> LockState:
+def _state_in(key: str, reply: Any, *, tolerant: bool) -> LockState:
     if isinstance(reply, exceptions.RedisError):
-        return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
+        text = str(reply)
+        is_about_the_key = "WRONGTYPE" in text or ("user_script" in text and advice_about(reply) is None)
+        if not (tolerant and is_about_the_key):
+            raise reply
+        return LockState(key, problem=_FOREIGN + text.partition(" script:")[0])
     try:
         return _survey_in(key, *reply)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:

@@ -1,25 +1,19 @@
 """Connections to the server that Sentinel names as the master."""
 
 import _thread
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
+from redis.connection import to_bool
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis import connection
 from celery_singleton_lock.stores.redis.answers import NotUsable, advice_about, none_of, not_connected
-from celery_singleton_lock.stores.redis.connection import (
-    OURS,
-    Address,
-    Connections,
-    hosts_of,
-    settle,
-    settled,
-    where,
-)
+from celery_singleton_lock.stores.redis.connection import Address, Connections, hosts_of, settled, where
 
 _PORT = 26379
 _EXAMPLE = "sentinel://host:port;host:port/database?master_name=name"
@@ -29,71 +23,23 @@ _WHERE = (
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NO_MASTER = f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
-_NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel; one is asked after the other.
 _PATIENCE = 0.5
 # Seconds between two looks for a new master: the former one takes writes for ten seconds, and loses them.
 _LOOK_AGAIN = 1.0
 
 
-class AllSentinels(Sentinel):
+class SentinelConnections(Connections):
     """Believes the sentinel that knows the last failover; redis-py believes the first that answers."""
 
-    known: Address | None = None
-
-    def __init__(self, hosts: Sequence[Address], moved: Callable[[Address, Address], None], **options: Any) -> None:
-        super().__init__(hosts, **options)
-        self._hosts = hosts
-        self._moved = moved
-
-    def discover_master(self, service_name: str) -> Address:
-        states = list[dict[str, Any]]()
-        answers = dict[str, exceptions.RedisError]()
-        for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
-            try:
-                # redis-py 6.3 to 7.0 cannot read the answer to SENTINEL MASTER.
-                masters: Any = sentinel.sentinel_masters()
-                state = masters[service_name]
-            except exceptions.RedisError as error:
-                answers[where(host)] = error
-            except LookupError:
-                answers[where(host)] = NotUsable("No such master with that name", _NO_MASTER)
-            except (TypeError, ValueError) as error:
-                answers[where(host)] = not_connected(error)
-            else:
-                states.append(state)
-                others, least = state["num-other-sentinels"], self.min_other_sentinels
-                few = f"it knows of {others} others, and min_other_sentinels={least}"
-                is_down = state["is_sdown"] or state["is_odown"]
-                answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
-
-        def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
-            # The sentinel that leads a failover is the last to name the new master.
-            is_over = "failover_in_progress" not in state["flags"]
-            return state["config-epoch"], self.check_master_state(state, service_name), is_over
-
-        best = max(states, key=rank, default=None)
-        if best is not None and self.check_master_state(best, service_name):
-            before = self.known
-            self.known = (best["ip"], best["port"])
-            if before not in (None, self.known):
-                self._moved(before, self.known)
-            return self.known
-        is_silence = not states and not any(map(advise, answers.values()))
-        if is_silence and self.known is not None:
-            # All sentinels are silent. Stay with the known master: a demoted one refuses writes.
-            return self.known
-        raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
-
-
-class SentinelConnections(Connections):
     pool: SentinelConnectionPool
+    _known: Address | None = None
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         rest = dict(options)
-        hosts, said = hosts_of(url, "sentinel", _PORT, _EXAMPLE)
+        self._hosts, said = hosts_of(url, "sentinel", _PORT, _EXAMPLE)
         rest = {**said, **rest}
-        address = f"sentinel://{';'.join(map(where, hosts))}/{rest.get('db', '')}"
+        address = f"sentinel://{';'.join(map(where, self._hosts))}/{rest.get('db', '')}"
         alias = rest.pop("service_name", None)
         name = rest.pop("master_name", alias)
         if not isinstance(name, str) or not name:
@@ -101,24 +47,24 @@ class SentinelConnections(Connections):
                 f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
-        sentinels = self._of(hosts, rest)
+        self._sentinels = self._connected(rest)
         # `ssl` is an option of redis-py's client. For a pool, TLS means another class of connections.
-        has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
+        has_tls = to_bool(rest.pop("ssl", None)) or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
-            return SentinelConnectionPool(name, sentinels, ssl=has_tls, **arguments)
+            return SentinelConnectionPool(name, self, ssl=has_tls, **arguments)
 
         self._look_at = clock() + _LOOK_AGAIN
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
 
-    def _of(self, hosts: Sequence[Address], options: dict[str, Any]) -> AllSentinels:
+    def _connected(self, options: dict[str, Any]) -> Sentinel:
         given = options.pop("sentinel_kwargs", None) or {}
         least = options.pop("min_other_sentinels", None) or 0
         try:
-            own = {**given, "ssl": given.get("ssl") not in _NO, **OURS}
+            own = {**given, "ssl": bool(to_bool(given.get("ssl"))), **connection.OURS}
             own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
-            settle(own, has_tls=own["ssl"])
-            return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
+            connection.settle(own, has_tls=own["ssl"])
+            return Sentinel(self._hosts, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
             # A value may be a password.
             why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
@@ -139,9 +85,46 @@ class SentinelConnections(Connections):
         with suppress(exceptions.RedisError):
             self.pool.get_master_address()
 
-    def _moved(self, before: Address, after: Address) -> None:
-        self.tell_of_move(before, after)
-        self.close()
+    def discover_master(self, service_name: str) -> Address:
+        """Called by the pool of redis-py."""
+        states = list[dict[str, Any]]()
+        answers = dict[str, exceptions.RedisError]()
+        for host, sentinel in zip(self._hosts, self._sentinels.sentinels, strict=True):
+            try:
+                # redis-py 6.3 to 7.0 cannot read the answer to SENTINEL MASTER.
+                masters: Any = sentinel.sentinel_masters()
+                state = masters[service_name]
+            except exceptions.RedisError as error:
+                answers[where(host)] = error
+            except LookupError:
+                answers[where(host)] = NotUsable("No such master with that name", _NO_MASTER)
+            except (TypeError, ValueError) as error:
+                answers[where(host)] = not_connected(error)
+            else:
+                states.append(state)
+                others, least = state["num-other-sentinels"], self._sentinels.min_other_sentinels
+                few = f"it knows of {others} others, and min_other_sentinels={least}"
+                is_down = state["is_sdown"] or state["is_odown"]
+                answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
+
+        def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
+            # The sentinel that leads a failover is the last to name the new master.
+            is_over = "failover_in_progress" not in state["flags"]
+            return state["config-epoch"], self._sentinels.check_master_state(state, service_name), is_over
+
+        best = max(states, key=rank, default=None)
+        if best is not None and self._sentinels.check_master_state(best, service_name):
+            before = self._known
+            self._known = (best["ip"], best["port"])
+            if before not in (None, self._known):
+                self.tell_of_move(before, self._known)
+                self.close()
+            return self._known
+        is_silence = not states and not any(map(advise, answers.values()))
+        if is_silence and self._known is not None:
+            # All sentinels are silent. Stay with the known master: a demoted one refuses writes.
+            return self._known
+        raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
 def advise(error: exceptions.RedisError) -> str | None:

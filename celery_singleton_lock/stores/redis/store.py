@@ -43,10 +43,8 @@ class Store:
     have worked, and is safe to repeat. A grant or a renewal counts only if at least *replicas* replicas have it.
     """
 
-    on_clock_step: Callable[[float], None] | None = None
-    """Called with the seconds by which the store's clock was set, in whichever thread notices."""
-    history: int = 500
-    """The number of unusual events that are kept; 0 for none."""
+    on_clock_step: Callable[[float], None] | None = None  # gets the seconds by which the store's clock was set
+    history: int = 500  # the number of unusual events that are kept
     is_of_one_process = False
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
@@ -54,6 +52,7 @@ class Store:
         self._options = options
         self.replicas: int = replicas
         self.servers: Connections = self._connect(url, options)
+        self.address: str = self.servers.address
         self.has_parts: bool = self.servers.is_sharded
         self.part_of: Callable[[str], Part] = self.servers.part_of
         # In a cluster, the keys of a script have to be in one slot.
@@ -78,11 +77,6 @@ class Store:
             return ConnectionPool.from_url(url, **arguments)
 
         return Connections(settled(make, options, address), address)
-
-    @property
-    def address(self) -> str:
-        """Where the store is, without credentials."""
-        return self.servers.address
 
     @property
     def listener(self) -> Listener:
@@ -208,7 +202,8 @@ class Store:
         arguments = [task_id, milliseconds(seconds), milliseconds(cooldown), words]
         if about := encoding.mark_text(label, queue, published, due_for):
             arguments.append(about)
-        return encoding.mark_in(key, self.ask(encoding.MARK_QUEUED, key, *arguments, bound=PUBLISH_BOUND))
+        reply = self.ask(encoding.MARK_QUEUED, key, *arguments, bound=PUBLISH_BOUND)
+        return records.Marked(reply[1] / 1_000_000) if reply[0] == "marked" else encoding.conflict_in(key, reply).first
 
     def unmark(
         self,
