@@ -14,8 +14,7 @@ SENTINEL = "sentinel://"
 
 _IN_REDIS_PY = {"valkey": "redis", "valkeys": "rediss", "redis+socket": "unix"}
 _SCHEMES = ("redis", "rediss", "unix", "sentinel", "redis+cluster", "rediss+cluster", *_IN_REDIS_PY, "memory")
-# URLs with these schemes may name several servers.
-_OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
+_OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")  # their URLs may name several servers
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, Store] = {}
 _shared: dict[str, Store] = {}
@@ -81,7 +80,7 @@ def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
 
 
 def in_redis_py(value: Any) -> Any:
-    """Spell *value* as redis-py does: `none` for the `CERT_NONE` of Celery, for example, also inside a dict."""
+    """Spell *value* as redis-py does, also inside a dict: `none` for the `CERT_NONE` of Celery."""
     if isinstance(value, dict):
         return {name: in_redis_py(each) for name, each in value.items()}
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__

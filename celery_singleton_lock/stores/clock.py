@@ -4,29 +4,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-# CLOCK_BOOTTIME includes suspended time: the lease of a suspended machine expires on the server.
+# While a machine is suspended, its leases expire on the server, so its clock has to count that time.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# A smaller step cannot be told from drift and delay.
-_SMALLEST_STEP = 0.5
+_SMALLEST_STEP = 0.5  # a smaller one cannot be told from drift and delay
 _WORST_RATE = 0.0001
 _COMPARE_EVERY = 1.0
 
-clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
-"""Seconds on the local clock, which is never set."""
+clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds; never set
 
 
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
-    # A moment on `clock()`. A server that gave no time is not asked again before then.
-    ask_again_at: float = float("-inf")
+    ask_again_at: float = float("-inf")  # on `clock()`, after a server has given no time
     compares_at: float = float("-inf")
 
     def __init__(self) -> None:
         self._latest = 0
         self._seen_at = float("-inf")
-        # Bounds of how far the server's clock is ahead of the local one.
-        self._ahead = float("-inf"), float("inf")
+        self._ahead = float("-inf"), float("inf")  # by how much the server's clock leads: at least, at most
 
     def compare(self, now: int, sent_at: float) -> float:
         """The seconds by which the server's clock was set since the last comparison; 0.0 if it was not set.

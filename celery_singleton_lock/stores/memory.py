@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import Store
 
-# Fail here if lupa is missing: fakeredis would only say that it knows no EVALSHA.
+# Without lupa, fakeredis would only say that it knows no EVALSHA.
 import_module("lupa")
 
 

@@ -33,8 +33,7 @@ class Facts:
     keeps_result: bool = True  # others can read its result under its task id
 
 
-WHOLE = "*"
-"""The start of a token that claims the whole lock. The claim is granted if no place is taken, and keeps others out."""
+WHOLE = "*"  # begins a token that claims the whole lock: granted if no place is taken, and keeps others out
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 

@@ -70,8 +70,10 @@ class DaemonThread:
     """
 
     _running: object = None
-    _begun: object = ()
+    _begun: object = ()  # not None: the first thread has to begin
     _begins_by = 0.0
+    _step: Callable[[], bool]  # does the next piece of work; False ends the thread
+    _has_work: Callable[[], bool]
 
     def ensure(self) -> None:
         if self._begun is self._running or (self._running is not None and clock() < self._begins_by):
@@ -105,10 +107,3 @@ class DaemonThread:
     def _start(self, run: Callable[[object], None], mark: object) -> None:
         # `threading.Thread.start` waits for the thread, and a signal that raises in that wait becomes another error.
         _thread.start_new_thread(run, (mark,))
-
-    def _step(self) -> bool:
-        """Do the next piece of work; False ends the thread."""
-        raise NotImplementedError
-
-    def _has_work(self) -> bool:
-        raise NotImplementedError

@@ -77,7 +77,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used. Without *advice* the problem may pass by itself."""
+    """No known server can be used. Without *advice*, the problem may pass."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -114,7 +114,7 @@ def is_passing(error: exceptions.RedisError) -> bool:
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """The advice for an error that does not pass by itself, or None."""
+    """The advice for an error that will not pass; None for any other."""
     if isinstance(error, NotUsable):
         return error.advice
     text = problem_of(error)
@@ -133,7 +133,7 @@ def none_of(
 
 
 def in_short(problem: str) -> str:
-    """The `problem` of a `StoreError`, for callers of tasks, who must not learn the address of the store."""
+    """The `problem` of a `StoreError`, for strangers, who must not learn the address of the store."""
     return next(
         (words for says, words in _IN_SHORT.items() if re.search(says, problem)), "the store refuses what runs do"
     )

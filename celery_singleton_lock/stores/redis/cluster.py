@@ -18,9 +18,8 @@ from celery_singleton_lock.stores.redis.encoding import Script
 _SLOTS = 16384
 _PORT = 6379
 _MOST_REDIRECTS = 5
-# Seconds for each server that is asked who owns the slots, and between two such questions.
-_PATIENCE = 0.5
-_PAUSE = 0.25
+_PATIENCE = 0.5  # seconds for each server that is asked who owns the slots
+_PAUSE = 0.25  # seconds between two such questions
 # Before redis-py 6.0, only this parser raises `MovedError` and `AskError`.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
@@ -30,8 +29,7 @@ class NodeConnections(Connections):
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
-    is_doubted = False
-    """Its slots may have moved, because the server was silent or has redirected a request."""
+    is_doubted = False  # its slots may have moved: it was silent, or has redirected a request
 
     def close(self) -> None:
         super().close()

@@ -17,16 +17,12 @@ from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-# So that one SCAN blocks the server for a fraction of a millisecond.
-_KEYS_PER_STEP = "250"
+_KEYS_PER_STEP = "250"  # one SCAN blocks the server for a fraction of a millisecond
 _TRIAL_TTL = 1.0
-# Keys that are tried to find one at each master of a cluster. A master with very few slots may be missed.
+# Keys that are tried to find one at each master of a cluster. The trial may miss a master with very few slots.
 _MOST_LIKE_IT = 200
-# Slots that are tried: one server of several rarely owns all of them.
-_OTHER_SLOTS = 20
-TRIAL = "trial-"
-"""Begins the digest of a self-test's key, which no list shows."""
-
+_OTHER_SLOTS = 20  # one server of several rarely owns all of them
+TRIAL = "trial-"  # begins the digest of a self-test's key, which no list shows
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
@@ -59,7 +55,7 @@ class Inventory:
         """The longest round trip, and the largest offset of a server's clock (positive if ahead), in seconds."""
         found = []
         for server in self._servers.to_masters(bound):
-            # The first request opens the connection.
+            # The first request would also measure the opening of the connection.
             _call(server, "TIME", bound=bound)
             sent_at = clock()
             answer = _call(server, "TIME", bound=bound)

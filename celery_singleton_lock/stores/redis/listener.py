@@ -29,7 +29,7 @@ _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 _AFTER_A_BUG = 1.0
-_LINGERS = 5.0
+_LINGERS = 5.0  # seconds for which the thread stays without a channel
 _POLLIN = 1
 _NEVER = float("inf")
 
@@ -40,8 +40,7 @@ class _Wire:
     def __init__(self, server: "Connections") -> None:
         self.server = server
         self.connection: Any = None
-        # The expected replies in order, each a word and a channel.
-        self.asked = deque[tuple[str, str]]()
+        self.asked = deque[tuple[str, str]]()  # the expected replies in order, each a word and a channel
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
@@ -82,13 +81,11 @@ class Listener(DaemonThread):
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
         self._wire_of: dict[str, _Wire] = {}
-        # Channels without a subscription.
-        self._deaf: dict[str, None] = {}
+        self._deaf: dict[str, None] = {}  # channels without a subscription
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
-        # This user may not subscribe, as the log has told.
-        self.is_refused: bool = False
-        # Of two threads that were started at once, the second waits for the first to end.
+        self.is_refused: bool = False  # this user may not subscribe
+        # If two threads were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
@@ -104,8 +101,8 @@ class Listener(DaemonThread):
     def remove(self, channel: str, *, at_once: bool = True) -> None:
         """Stop calling *heard* for *channel*, except for a call that is being made.
 
-        If not *at_once*, the server keeps the subscription for some seconds. Use that for a channel on which nobody
-        publishes again: unsubscribing at once wakes a thread that competes with the caller for the GIL.
+        Unsubscribing at once wakes a thread that competes with the caller for the GIL. If nobody publishes on the
+        channel again, that can wait.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:

@@ -23,9 +23,8 @@ _WHERE = (
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NO_MASTER = f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
-# Seconds for each sentinel; one is asked after the other.
-_PATIENCE = 0.5
-# Seconds between two looks for a new master: the former one takes writes for ten seconds, and loses them.
+_PATIENCE = 0.5  # seconds for each sentinel; one is asked after the other
+# Seconds between two looks for a new master. A former master takes writes for ten seconds more, and loses them.
 _LOOK_AGAIN = 1.0
 
 
@@ -128,7 +127,7 @@ class SentinelConnections(Connections):
 
 
 def advise(error: exceptions.RedisError) -> str | None:
-    """The advice for the *error* of a sentinel; None if the error may pass by itself."""
+    """The advice for the *error* of a sentinel; None if the error may pass."""
     if isinstance(error, NotUsable):
         return error.advice
     if "unknown command" in str(error):

@@ -24,16 +24,12 @@ from celery_singleton_lock.stores.threads import patched_by
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
-# Seconds for which a comparison of two clocks counts: they drift apart by milliseconds in this time.
-_TIME_IS_KNOWN = 60.0
-# Seconds until the server is asked again after no answer.
-_TIME_IS_UNKNOWN = 10.0
+_TIME_IS_KNOWN = 60.0  # two clocks drift apart by milliseconds in this time
+_TIME_IS_UNKNOWN = 10.0  # seconds until a silent server is asked again
 _FIRST_TRY = 2 * REPLY_TIMEOUT
-# A token that nobody has, so its release gives back nothing.
-_NOBODY = "~"
+_NOBODY = "~"  # a token that nobody has, so its release gives back nothing
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
-# An entry may be due once a year.
-_SLOTS_ARE_KEPT = 400 * 24 * 3600.0
+_SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
 
 
 class Store:
@@ -57,8 +53,7 @@ class Store:
         self.part_of: Callable[[str], Part] = self.servers.part_of
         # In a cluster, the keys of a script have to be in one slot.
         self._renewals_per_script = 1 if self.has_parts else encoding.RENEWALS_PER_SCRIPT
-        # By pid, because a forked child needs a listener of its own.
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, Listener] = {}  # by pid, because a forked child needs its own
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
         if url.startswith("sentinel://"):
@@ -122,7 +117,7 @@ class Store:
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
-        """Restart the ttl of each claim, unless another holder may have had its place meanwhile."""
+        """Restart the ttl of each claim, unless another holder may have had its place since the last renewal."""
         if not claims:
             return []
         part = self.part_of(claims[0].key)
