@@ -89,8 +89,5 @@ def in_redis_py(value: Any) -> Any:
 
 def _part_in_redis_py(part: str) -> str:
     base, _, query = part.partition("?")
-    if "#" in query:
-        # Such a URL is refused later: `urlencode` would hide the fragment in the last value.
-        return part
     arguments = [("db" if name == "virtual_host" else name, in_redis_py(value)) for name, value in parse_qsl(query)]
     return f"{base}?{urlencode(arguments)}" if arguments else part

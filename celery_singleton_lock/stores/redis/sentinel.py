@@ -11,9 +11,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.redis import connection
 from celery_singleton_lock.stores.redis.answers import NotUsable, advice_about, none_of, not_connected
-from celery_singleton_lock.stores.redis.connection import Address, Connections, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.connection import OURS, Address, Connections, hosts_of, settle, settled, where
 
 _PORT = 26379
 _EXAMPLE = "sentinel://host:port;host:port/database?master_name=name"
@@ -60,9 +59,9 @@ class SentinelConnections(Connections):
         given = options.pop("sentinel_kwargs", None) or {}
         least = options.pop("min_other_sentinels", None) or 0
         try:
-            own = {**given, "ssl": bool(to_bool(given.get("ssl"))), **connection.OURS}
+            own = {**given, "ssl": bool(to_bool(given.get("ssl"))), **OURS}
             own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
-            connection.settle(own, has_tls=own["ssl"])
+            settle(own, has_tls=own["ssl"])
             return Sentinel(self._hosts, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
             # A value may be a password.
