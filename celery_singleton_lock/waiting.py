@@ -1,7 +1,7 @@
 """Messages that wait for their turn in the main process of a worker, in Celery's timer.
 
 A message whose run was refused leaves the timer at its time, or earlier if its turn is woken. A new message waits here
-at once if other calls of its key are in this worker, because its run would be refused. The line then takes its turn.
+at once if other calls of its key are in this worker, because its run would be refused. The `Line` takes a turn for it.
 """
 
 import socket

@@ -109,7 +109,7 @@ class SingletonRequest(Request):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # Only pickling unwraps errors; the pool does not pickle its own.
+            # The pool's own errors stay wrapped: only pickling unwraps.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
@@ -233,8 +233,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If another run has taken the place, that run reports the death. If the holder is gone, an earlier release has
-        # worked, and its answer was lost.
+        # If another run has taken the place, that run reports the death. Without `mine`, an earlier try has released
+        # the lease, and its answer was lost.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)

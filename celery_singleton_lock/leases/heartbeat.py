@@ -35,7 +35,7 @@ class RenewalThread(DaemonThread):
     """Renews the leases of this process at one server when they are due.
 
     Beside greenlets, this is a native thread with a client of its own, so that no greenlet can starve it. A greenlet
-    writes the log and calls event loops, because only greenlets may take the locks of these.
+    writes the log and calls event loops, whose locks only greenlets may take.
     """
 
     def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
@@ -113,7 +113,7 @@ class RenewalThread(DaemonThread):
             # worker may have renewed the lease.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Leases that are due soon go with them: otherwise each of thousands would cost a request.
+        # Renew leases that are due soon, too: otherwise each of thousands would cost a request.
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 

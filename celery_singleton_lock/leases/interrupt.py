@@ -216,7 +216,7 @@ def _hears_signals(thread: int) -> bool:
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
-    # Without `while _sent`: a second signal may come next, and empty it.
+    # Not `while _sent`: a second signal may empty it before `popleft`.
     with suppress(IndexError):
         while True:
             _sent.popleft().deliver()
@@ -298,7 +298,7 @@ class DeadMan:
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process now. Its loss is reported, so `has_fired` says False."""
+        """Kill this process. `has_fired` says False, so the loss is reported once."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 

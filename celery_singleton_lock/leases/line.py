@@ -9,7 +9,7 @@ Scripts write the state of a turn. The last column names who runs the script:
     COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
     COMING   it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
     COMING   it asks by itself, and is granted             SERVED    its run
-    COMING   ended, given up, broken, or its time is over  GONE      who ends it; an operator; any walk along the line
+    COMING   ended, given up, broken, or its time is over  GONE      whoever ends it; a person; any walk along the line
     WAITING  it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
     WAITING  it is woken, and nobody listens any more      UNHEARD   a release, or whoever finds a place free
     WAITING  it asks by itself, and is refused             COMING    its run, as its countdown is over
@@ -116,7 +116,7 @@ def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) 
 
 @contextmanager
 def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
-    """Give the wait of a thread or greenlet for its turn, in seconds. A ring before the wait is kept."""
+    """Yield `wait(seconds)` for a thread or greenlet. A message on *channel* ends it, even an earlier one."""
 
     def ring(_: str) -> None:
         # A full socket has woken its reader already, and a closed one has none.

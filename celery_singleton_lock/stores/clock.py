@@ -16,7 +16,7 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds; 
 class ServerClock:
     """The time of a server, and the steps by which it was set."""
 
-    ask_again_at: float = float("-inf")  # on `clock()`, after a server has given no time
+    ask_again_at: float = float("-inf")  # on `clock()`: when to ask a silent server
     compares_at: float = float("-inf")
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ ACQUIRE_BOUND = 5.0
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]  # `anyway` despite a cool-down; `over` despite a queued call, too
-# The newest call was marked as queued, or requeued to run next. It must run, because older calls have ended for it.
+# The newest call is `queued` once marked, `next` once requeued. It must run, because older calls may have ended for it.
 Newest = Literal["", "queued", "next"]
 
 
@@ -135,7 +135,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
     WAITING = "waiting"  # a turn
-    ENDED = "ended"  # no lease is known: a run that has just ended, or a newer call that has begun
+    ENDED = "ended"  # a run that has just ended, or a newer call that has begun: no known lease
     UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
 
 

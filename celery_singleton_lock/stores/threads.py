@@ -70,7 +70,7 @@ class DaemonThread:
     """
 
     _running: object = None
-    _begun: object = ()  # not None: the first thread has to begin
+    _begun: object = ()  # if None, `ensure` would start no thread
     _begins_by = 0.0
     _step: Callable[[], bool]  # does the next piece of work; False ends the thread
     _has_work: Callable[[], bool]

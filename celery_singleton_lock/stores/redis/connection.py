@@ -166,8 +166,8 @@ class Connections:
     def run(self, script: "Script", inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script with each input, all in one go.
 
-        WAIT covers only its own connection's writes. A repeat must write again, as acquire.lua and renew.lua do:
-        otherwise a replica without the lease counts.
+        WAIT covers only its own connection's writes. A repeated script must write again, as acquire.lua and
+        renew.lua do: otherwise replicas without the lease count.
         """
         key = inputs[0][0]
         commands = [command for _, command in inputs]

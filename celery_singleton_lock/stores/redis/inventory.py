@@ -19,9 +19,9 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 _KEYS_PER_STEP = "250"  # one SCAN blocks the server for a fraction of a millisecond
 _TRIAL_TTL = 1.0
-# Keys that are tried to find one at each master of a cluster. The trial may miss a master with very few slots.
+# From so many keys, the self-test picks one for each master of a cluster. It may miss one with very few slots.
 _MOST_LIKE_IT = 200
-_OTHER_SLOTS = 20  # one server of several rarely owns all of them
+_OTHER_SLOTS = 20  # keys; a cluster's server rarely has them all
 TRIAL = "trial-"  # begins the digest of a self-test's key, which no list shows
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")

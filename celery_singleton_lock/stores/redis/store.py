@@ -184,9 +184,9 @@ class Store:
     ) -> records.Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        Another call that is queued, or whose cool-down keeps the key, is in its way. So are runs in *limit* places, if
-        that is not 0. No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and
-        *due_for* are those of `Holder`.
+        In its way are another queued call, another call's cool-down, and runs in *limit* places, unless *limit* is 0.
+        No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for* are
+        those of `Holder`.
 
         The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a series of
         such calls, the last is due at most *within* seconds after the first was published.

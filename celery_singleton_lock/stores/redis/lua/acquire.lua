@@ -108,7 +108,7 @@ if words.message then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- All deliveries of a message share its turn in the broker.
+        -- All deliveries of a message share its turn: it is no twin.
         twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
@@ -159,7 +159,7 @@ end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call, and one with a
 -- turn, yield to no successor: the successor yields to them, so all would wait. A call yields to no successor that it
--- displaces: otherwise, frequent calls would displace each one before it runs.
+-- displaces: otherwise, if calls come often, none would run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -187,7 +187,7 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Instead of the missed turns wake others, unless the caller takes the place.
+  -- Wake others instead of missed turns, unless the caller takes the place.
   if line.missed > 0 and (looks or free <= #before) then
     wake_next(key, line, held)
   end
@@ -278,8 +278,8 @@ if queued_until and is_queued and queued.deadline < queued_until then
   expire_after(key, queued_until - now)
 end
 
--- 6. Which call runs next? A call ends in favour of a run that was published later; a `rerun` call does so only if it has come
--- again, and no successor is coming. Otherwise the call becomes the successor, but no `rerun` call displaces a stranger. A
+-- 6. Which call runs next? A `replace` call ends in favour of a run that was published later. So does a `rerun` call that has
+-- come again, if no successor is coming. Otherwise the call becomes the successor, but no `rerun` call displaces a stranger. A
 -- holder is asked to stop once its successor was requeued: until then, the successor's message may be lost.
 local next_one
 local has_come_again = words.newest == 'next'

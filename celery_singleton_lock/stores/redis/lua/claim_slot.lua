@@ -1,6 +1,6 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- KEYS[1]  hash of the slots: an entry, or '\31<hostname>:<pid>' of the leader, has `<due> <fence> <sent>` of its last slot
+-- KEYS[1]  hash with the last slot, `<due> <fence> <sent>`, of each entry, and of the leader as '\31<hostname>:<pid>'
 -- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
 -- @argument due    microseconds

@@ -20,7 +20,7 @@ for i, key in ipairs(KEYS) do
     call('PEXPIRE', key, expiry, 'GT')
     answers[i] = 1
   elseif written ~= 1 then
-    -- A key that another program has written ends only its own lease.
+    -- Another program's key costs only the lease on that key.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end

@@ -68,7 +68,7 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn for `ON_ITS_WAY` after `since`. A WOKEN or COMING turn has had that time.
+-- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`, which has passed if the turn was WOKEN or COMING.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)

@@ -40,7 +40,7 @@ end
 --   `mine`          The successor is the call.
 --   `newer_wins`    The call ends in favour of the successor; a `replace` call also in favour of a later `rerun` successor.
 --   `older_yields`  The successor ends in favour of the call.
---   `predecessor`   The call supersedes what the successor superseded. Otherwise an older call would run after newer ones.
+--   `predecessor`   The call supersedes the calls that the successor superseded: otherwise these would run after newer ones.
 --   `stranger`      Any other successor that is coming: the call waits until that has run.
 local function relation(caller, successor)
   if not successor then
