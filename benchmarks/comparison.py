@@ -97,7 +97,7 @@ IN_SHORT = {
 """What the README has of the scenarios."""
 RATE = "a task that does nothing: share of plain Celery's rate"
 SEEN_IN_SHORT = (
-    "Played on real workers with real kills. From play to play, instructions hardly vary; rates (with quartiles) do. "
+    "Played on real workers with real kills. Instructions hardly vary between plays; rates do, so they have quartiles. "
     "[More scenarios, and all costs](docs/reference/comparison.md)."
 )
 

@@ -215,7 +215,7 @@ class SingletonSchedulerMixin(Scheduler):
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
-            # Beats may read a schedule that they share at different moments.
+            # A schedule in a database may change between two beats' reads.
             self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
             log.info("beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if not self._compares:

@@ -173,7 +173,7 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    # Everywhere, because a beat may be embedded in a worker, and `doctor` and Django run without one.
+    # Check a beat's settings, too: a worker may embed the beat, and `doctor` and Django run none.
     of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
     faults = [*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]]

@@ -359,7 +359,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the mark ends; from due time to `expires`, or 0 if `lock_queue_ttl` ends first; and until due."""
+    """Seconds: until the mark ends; from the due time to `expires` (0 if `lock_queue_ttl` ends first); until due."""
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl

@@ -69,8 +69,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
         lock_limit: The number of runs that may hold the lock at once; by default 1.
-        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its slot of the pool, `"join"`:
-            ends with the holder's result or error, `"rerun"`: the call published last runs after the present run, or
+        lock_on_conflict: `"skip"` (default), `"raise"` or `"reschedule"`. `"wait"`: in its slot of the pool. `"join"`:
+            ends with the holder's result or error. `"rerun"`: the call published last runs after the present run.
             `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` if the
@@ -93,7 +93,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     # In place of `track_started`: Celery stores STARTED first, so a second delivery would hide the end of the first.
     stores_started: bool = False
     # The task id of the last run that has left nothing to do. `after_return` reads it, because the request is slow to
-    # find. If a later run with this id is not over, the receiver of `task_postrun` cleans up.
+    # find. A later run with this id counts as over: the receiver of `task_postrun` cleans up.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -370,7 +370,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # The body may call its task. A hook may, too, if no subclass has a `__call__`.
+        # The body may call its task; so may `on_success`, without such a `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

@@ -190,7 +190,7 @@ def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
     if not done:
-        return "Nothing was done: what was to be broken is gone, or waits and is alive."
+        return "Nothing was done: the holder, mark or turn is gone, or the turn's process is alive."
     if not done.holders:
         return f"Dropped: {', '.join(done.dropped)}."
     if force:

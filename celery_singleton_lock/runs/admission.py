@@ -55,7 +55,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Join before the claim is complete: a complete one leaves a turn or a successor, even with a limit of 0.
+    # Join first: `fate_of_joined` may send the claim, and a complete one would leave a turn or a successor.
     if notes.joins and (fate := fate_of_joined(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -87,8 +87,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # A skip would lose the work if the call in the way has ended, or if the run is a later attempt: a queued call
-        # may never come.
+        # A skip loses the work if the call in the way has ended. A queued call may never come, so it must not end
+        # a later attempt.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -145,7 +145,7 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder has the run's task id, or has published the run by `replace()`: a result would hide the holder's."""
+    """The holder has this task id, or published the run by `replace()`: the run's result would hide the holder's."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin

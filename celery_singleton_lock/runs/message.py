@@ -94,7 +94,7 @@ class Notes:
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
         """The notes in the headers about this call; a `ConfigurationError` if they are not in our form.
 
-        *task_id* is None for any call, and empty for a new call, which has no notes yet.
+        *task_id* None: any call's notes count. Empty: the call is new, and has none yet.
         """
         # Most notes have only a few fields; the others keep the default of the class.
         notes = cls.__new__(cls)
@@ -318,7 +318,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 
 
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """The broker may have redelivered the message; if *late*, may do so before the acknowledgement."""
+    """Whether a redelivery is possible by now; with *late*, also until the acknowledgement."""
     timeout = options.visibility_timeout
     age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)

@@ -61,7 +61,7 @@ class Policy:
         claim.heeds_queued = options.unique_in_queue and not is_later_attempt and self.waits_in != "slot"
         if self.kind is not None and not is_later_attempt:
             claim.succeeds = self.kind
-            # An older message may wait in its queue for this long. Later it would run after its successor.
+            # For this long, an older message may come: it must end, or it would run after its successor.
             claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
@@ -203,7 +203,7 @@ def fate_of_joined(run: "Run") -> Ended | Refused | None:
     for holder in state.holders:
         if holder.task_id == joins:
             return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
-    # Look only now: while the joined run holds the lock, a result may be an earlier run's with the same task id.
+    # Look only now: while the joined run has its lease, its task id may have the result of an earlier run.
     kept = final_result(run.task, joins, notes.joins_since)
     if kept is not None:
         result = kept.get("result")
@@ -251,7 +251,7 @@ def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
         try:
-            # A later run of the call may overwrite STARTED with its own fence.
+            # SUCCESS could not be overwritten with the fence of a later run.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)

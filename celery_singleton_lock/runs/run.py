@@ -198,7 +198,7 @@ class Run:
             log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """End as REVOKED. An item returns None to its map, and a member of a chord to the body, which waits for it."""
+        """End as REVOKED. An item or a member of a chord returns None, as its map or the body waits for a result."""
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 

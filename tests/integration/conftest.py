@@ -14,7 +14,7 @@ from tests.waiting import until
 @pytest.fixture(params=(*SERVERS, "memory"))
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "memory":
-        store_from_url("memory://integration").clear()  # type: ignore[attr-defined]
+        store_from_url("memory://integration").call("FLUSHALL")
         return "memory://integration"
     server: Server = request.getfixturevalue(f"{request.param}_process")
     server.flush()

@@ -38,7 +38,7 @@ def app() -> Iterator[Celery]:
     yield app
     app.close()
     store: Any = store_of(app)
-    store.clear()
+    store.call("FLUSHALL")
 
 
 def task_of(app: Celery, body: Callable[[Any], Any], **options: Any) -> Any:
