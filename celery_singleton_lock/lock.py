@@ -290,7 +290,7 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, perhaps in another context or thread than that in which it began.
 
-        If no block has it, prefer a block that this context knows, then one whose lease is over, then the newest.
+        If no block matches, prefer one that this context knows, then one whose lease is over, then the newest.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()

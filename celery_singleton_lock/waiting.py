@@ -99,7 +99,7 @@ class WaitingMessages:
             end.close()
 
     def _order_returns(self) -> None:
-        """Let kombu return the first turn last: a broker in Redis delivers first what was returned last."""
+        """Let kombu return messages in reverse order: a broker in Redis redelivers the last one first."""
         for one in sorted(self._waiting, key=lambda one: one.claim.rank or float("inf"), reverse=True):
             # Other brokers, such as RabbitMQ, return messages to their old positions.
             with suppress(AttributeError, KeyError):

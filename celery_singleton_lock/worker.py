@@ -233,8 +233,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If another run has taken the place, that run reports the death. Without `mine`, an earlier try has released
-        # the lease, and its answer was lost.
+        # If another run has taken the place, that run reports the death. If `mine` is None, an earlier release has
+        # worked, and only its answer was lost.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)

@@ -60,7 +60,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event of a lease: `Heartbeat.watch` has checked for a fork. Elsewhere use `count`, which checks.
+        """Count an event after `Heartbeat.watch`, which checks for a fork. Elsewhere use `count`, which checks.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """

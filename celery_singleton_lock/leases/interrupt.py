@@ -43,7 +43,7 @@ _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 # `signal.getsignal` makes an enum of its answer, too slow before each body.
 _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
-# For each try, the most seconds for event loops to answer, and then the seconds until the next try.
+# Each try gives event loops this many seconds to answer, and then sleeps for as many.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
 # In the first tries nothing is raised while an event loop is silent, or while cancelled tasks are ending.
 _CAREFUL_TRIES = 5
@@ -153,7 +153,7 @@ class Interrupt:
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise the error if the body still runs, in its thread or in the hub of its greenlet."""
+        """Raise the error if the body still runs. Its thread or its greenlet's hub calls this."""
         # Without the guard: a signal may call this while its own thread has it.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return

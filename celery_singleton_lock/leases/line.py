@@ -213,7 +213,7 @@ class Line:
             self._look_within(lock, pause)
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
-        """Let the message come if it has to; the seconds until the lock's first messages look again."""
+        """Wake *one* if it must come. Returns seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(lock, one, answer)
             return _pause_of(answer, one.claim, one.store)

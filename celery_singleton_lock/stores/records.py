@@ -135,7 +135,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"  # the mark of the call that is unique in the queue
     NEXT = "next"  # the mark of the successor
     WAITING = "waiting"  # a turn
-    ENDED = "ended"  # a run that has just ended, or a newer call that has begun: no known lease
+    ENDED = "ended"  # no known lease: a run that has just ended, or a newer call that has begun
     UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
 
 
@@ -174,7 +174,7 @@ class Holder:
     ttl: float = 0.0
     keeps_result: bool = True  # others can read it under the task id
     call_ended: bool = False  # the next call may be published, although the run may go on
-    due_for: float = 0.0  # seconds for which the mark lasts beyond the due time; 0 for `lock_queue_ttl`
+    due_for: float = 0.0  # seconds from the due time to the end of the mark; if 0, `lock_queue_ttl`
     queue: str | None = None
     is_unheard: bool = False  # nobody listened when the turn was woken, so others are woken instead
     refused_at: int = 0  # when the call of the turn was first refused

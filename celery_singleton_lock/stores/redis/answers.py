@@ -10,7 +10,7 @@ from redis import exceptions
 from celery_singleton_lock.errors import DOCS, StoreError, StoreRefused
 from celery_singleton_lock.stores.clock import ServerClock, clock
 
-# By text: redis-py has no class for some, and an older server wraps others in the error of a script.
+# By text: some errors have no class in redis-py, and older servers wrap others in a script's error.
 _ELSEWHERE = re.compile(
     r"^(?:ReadOnly|BusyLoading|ClusterDown|MasterDown|TryAgain)Error\b"
     r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
@@ -150,7 +150,7 @@ class Part:
     silent_until: float = 0.0  # on `clock()`; until then, releases in the background spare the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        self.is_away: bool = False  # the last acquire got no answer, and no later request got one
+        self.is_away: bool = False  # no request has been answered since an acquire failed
         self.has_answered: bool = False  # so its URL is right about TLS
         self._address = address
         is_provided = arguments.get("credential_provider") is not None

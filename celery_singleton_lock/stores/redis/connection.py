@@ -167,7 +167,7 @@ class Connections:
         """Run a script with each input, all in one go.
 
         WAIT covers only its own connection's writes. A repeated script must write again, as acquire.lua and
-        renew.lua do: otherwise replicas without the lease count.
+        renew.lua do, or WAIT counts replicas without the lease.
         """
         key = inputs[0][0]
         commands = [command for _, command in inputs]

@@ -157,9 +157,9 @@ local function ranks_before(each)
   return #before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A queued call, and one with a
--- turn, yield to no successor: the successor yields to them, so all would wait. A call yields to no successor that it
--- displaces: otherwise, if calls come often, none would run.
+-- A caller that waits in its slot yields to no message, because the slot may be the only one. A successor yields to queued
+-- calls and turns, so these do not yield to it: otherwise all would wait. A call yields to no successor that it displaces:
+-- otherwise, if calls come often, none would run.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not (is_queued or is_here or ticket) then
   ranks_before(successor)
@@ -320,7 +320,7 @@ local function passes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Returns the turn's ticket, the turns that have to move, and true if the search met one that stays.
+-- Returns the turn's ticket, the turns that move, and whether one that stays ended the search.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do

@@ -1,6 +1,6 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- KEYS[1]  hash with the last slot, `<due> <fence> <sent>`, of each entry, and of the leader as '\31<hostname>:<pid>'
+-- KEYS[1]  hash of the last slots, `<due> <fence> <sent>`, by entry. The entry '\31<hostname>:<pid>' notes a leader.
 -- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
 -- @argument due    microseconds

@@ -1,10 +1,10 @@
 -- The line of a lock has a turn for each call that waits, ordered by rank, the moment of the first refusal. leases/line.py has
 -- the table of a turn's states.
 --
---   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. `since` and
---                            `lasts` are milliseconds and seconds after the rank; `before` is microseconds from the
---                            publication to the rank. `copies`: 1 once another delivery of the message has come.
---   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` of a message, whose token is `@`.
+--   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. After the rank:
+--                            `since` in milliseconds, `lasts` in seconds. `before`: microseconds from the publication to
+--                            the rank. `copies`: 1 once another delivery has come. `token`: `@` for a message.
+--   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
 --   `first` to `front` - 1   tickets of UNHEARD turns, or void. Walks begin at `front`.
 --   `front` to `last`        tickets of the other turns, or void
 --
@@ -68,7 +68,7 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`, which has passed if the turn was WOKEN or COMING.
+-- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`: already over if the turn was WOKEN or COMING.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
@@ -168,7 +168,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake the turns for free places, and twice as many as were missed. Returns true if more turns may have to be woken.
+-- If places are free, wake as many turns, or twice those missed if more. Returns true if more may have to be woken.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
