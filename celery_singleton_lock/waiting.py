@@ -86,7 +86,6 @@ class WaitingMessages:
         """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
-        self._order_returns()
         self._waiting.clear()
         ends = self._ends
         self._ends = ()
@@ -97,14 +96,6 @@ class WaitingMessages:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
-
-    def _order_returns(self) -> None:
-        """Let kombu return messages in reverse order: a broker in Redis redelivers the last one first."""
-        for one in sorted(self._waiting, key=lambda one: one.claim.rank or float("inf"), reverse=True):
-            # Other brokers, such as RabbitMQ, return messages to their old positions.
-            with suppress(AttributeError, KeyError):
-                message = self._waiting[one].args[0].message
-                message.channel.qos._delivered.move_to_end(message.delivery_tag)  # noqa: SLF001 (there is no other way)
 
     def _leave_line(self, **_: Any) -> None:
         """Let the turns of other workers be woken instead."""
