@@ -236,7 +236,9 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 def wait_until_bound(task: Any) -> None:
     """Another thread can call a task that is registered and still unbound."""
-    _ = task.app  # if Celery has not bound the task yet, this binds it
+    # `task.app` would bind it, but not if a class of the user's has an `app` of its own.
+    if not task.__bound__:
+        task.bind(task.app)
     give_up_at = clock() + _LONGEST_BINDING_S
     # `bind` sets the stack last.
     while task.request_stack is None and clock() < give_up_at:

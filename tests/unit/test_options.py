@@ -134,6 +134,18 @@ def test_a_value_that_cannot_work_fails_when_the_task_is_made(name: str) -> None
             make(Celery("shop", set_as_current=False), **{f"lock_{name}": value})
 
 
+def test_a_class_that_names_its_app_and_was_not_registered_waits_for_no_other_thread(app: Celery) -> None:
+    class Sync(SingletonTask):
+        name = "shop.tasks.sync"
+
+        def run(self) -> None: ...
+
+    Sync.app = app
+
+    assert Sync().lock_options
+    assert Sync.request_stack is not None
+
+
 @pytest.mark.parametrize("options", [{"lock_key": ["z"]}, {"lock_key": "all"}, {"lock_name": ""}, {"lock_ttl": 0}])
 def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any]) -> None:
     told = rf"{next(iter(options))}="
