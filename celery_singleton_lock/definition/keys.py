@@ -45,9 +45,15 @@ class _Encoder(json.JSONEncoder):
     def default(self, o: Any) -> Any:
         if not hasattr(type(o), "model_dump"):
             return super().default(o)
-        if _has_set(o):
-            raise ValueError("it has a set, whose order differs from process to process")
-        return o.model_dump(mode="json")
+        try:
+            if not _has_set(o):
+                return o.model_dump(mode="json")
+        except (SoftTimeLimitExceeded, LockLost):
+            raise
+        except Exception as error:
+            # Pydantic passes on what a computed field raises.
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise ValueError("it has a set, whose order differs from process to process")
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))

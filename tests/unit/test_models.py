@@ -128,6 +128,19 @@ def test_a_model_with_a_set_makes_no_key_unless_a_callable_makes_it(app: Celery,
     assert keys_of(Celery("third", set_as_current=False), body, "{order.supplier_id}")(stock)
 
 
+def test_a_model_that_cannot_be_written_makes_no_key_and_is_told_whatever_it_raises(app: Celery) -> None:
+    class Priced(Order):
+        @pydantic.computed_field
+        def price(self) -> int:
+            raise KeyError(self.supplier_id)
+
+    def body(order: Priced) -> None: ...
+
+    body.__annotations__["order"] = Priced
+    with pytest.raises(ConfigurationError, match=r"^task models.load: lock_key: 'order', .* \(KeyError: 1\); name .*"):
+        keys_of(app, body)({"supplier_id": 1})
+
+
 def test_a_model_without_sets_has_this_very_key(app: Celery) -> None:
     key = keys_of(app)
 
