@@ -176,8 +176,12 @@ def faults_of(app: Celery) -> list[str]:
     # Check a beat's settings, too: a worker may embed the beat, and `doctor` and Django run none.
     of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
-    faults = [*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]]
-    return _faults_in(app, partial(options.refuse, faults), partial(options.logs_labels, app), *of_beat, *of_tasks)
+
+    def of_settings() -> None:
+        # Here, because a lazy value may raise.
+        options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
+
+    return _faults_in(app, of_settings, partial(options.logs_labels, app), *of_beat, *of_tasks)
 
 
 def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:

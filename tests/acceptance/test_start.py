@@ -314,6 +314,24 @@ def test_a_check_that_fails_by_itself_is_logged_as_what_it_is(valkey: Server, ca
     assert record.exc_info is not None
 
 
+def test_a_setting_that_cannot_be_computed_yet_ends_no_worker(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+    class OfVault(str):
+        __slots__ = ()
+
+        def __eq__(self, _: object) -> bool:
+            raise OSError("the vault is away")
+
+        __hash__ = str.__hash__
+
+    app = app_of(valkey.url)
+    app.conf.singleton_lock_on_lost = OfVault("abort")
+
+    check_worker(app, "solo")
+
+    told = {record.getMessage().partition(":")[0] for record in caplog.records}
+    assert told == {"lock.check_failed"}
+
+
 def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     with running("valkey") as server, Proxy(server.port) as proxy, server.client() as client:
         client.config_set("requirepass", "secret")
