@@ -14,6 +14,7 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
+_PORT_OF_RESULTS = 6379  # where Celery's result backend looks for sentinels if the URL names no port
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # The app's attribute: the URL that was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
@@ -115,6 +116,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         "credential_provider": get("redis_backend_credential_provider"),
         # Over TCP, Celery reads the database from the URL alone.
         "db": get("redis_db") if results.startswith(_SOCKETS) else None,
+        "default_port": _PORT_OF_RESULTS if results.startswith(SENTINEL) else None,
     }
     of_broker = {"username": get("broker_user"), "password": get("broker_password")}
     for url, theirs, tls, transport in (

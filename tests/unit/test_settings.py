@@ -65,7 +65,7 @@ ADDRESSES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"result_backend": "sentinel://h1;sentinel://[::1]:5/1", "result_backend_transport_options": NAMED},
-        "sentinel://h1:26379;[::1]:5/1?master_name=mymaster",
+        "sentinel://h1:6379;[::1]:5/1?master_name=mymaster",
     ),
     # Without the password.
     *[

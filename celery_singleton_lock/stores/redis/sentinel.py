@@ -35,7 +35,7 @@ class SentinelConnections(Connections):
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         rest = dict(options)
-        self._hosts, said = hosts_of(url, "sentinel", _PORT, _EXAMPLE)
+        self._hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), _EXAMPLE)
         rest = {**said, **rest}
         address = f"sentinel://{';'.join(map(where, self._hosts))}/{rest.get('db', '')}"
         alias = rest.pop("service_name", None)
