@@ -162,7 +162,7 @@ class SingletonSchedulerMixin(Scheduler):
         return slot if settings.store_of(self.app).change_slot(self._slots, "claim", slot) else None
 
     def _begun(self, name: str, entry: Any, now: int) -> Slot:
-        """The slot of a new entry: one that came due before is not sent."""
+        """The slot at which a new entry begins; earlier ones are not sent."""
         begins = min(_microseconds(entry.last_run_at), now)
         if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
             # Otherwise a clocked entry that is added after its moment would count as sent.

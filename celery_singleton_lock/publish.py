@@ -98,7 +98,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
     """
-    # Read the options first: this waits until another thread has bound the task, which has no request before.
+    # Read the options first: that waits for another thread to bind the task. Unbound, it has no request.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
     notes, key, run = _known_of(task, args, kwargs, options)

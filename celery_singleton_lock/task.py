@@ -93,7 +93,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     # In place of `track_started`: Celery stores STARTED first, so a second delivery would hide the end of the first.
     stores_started: bool = False
     # The task id of the last run that has left nothing to do. `after_return` reads it, because the request is slow to
-    # find. A later run with this id counts as over: the receiver of `task_postrun` cleans up.
+    # find. `after_return` skips a later run of this id; the `task_postrun` receiver cleans up.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -370,7 +370,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # The body may call its task; so may `on_success`, without such a `__call__`.
+        # Let the body call its task, and `on_success` too if `__call__` is ours.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:
@@ -381,7 +381,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """This is a later attempt of the run with *lease*, which in eager mode runs inside that run."""
+        """This is a later attempt of the run with *lease*: eager mode nests attempts."""
         state = message.state_of(self.request)
         if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
             return True

@@ -130,7 +130,7 @@ class Holding:
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""
-        # Without a call between this check and the write: otherwise a signal or another thread could come between them.
+        # A call between this check and the write would let a signal or another thread come between them.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state

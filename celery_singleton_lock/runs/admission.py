@@ -55,7 +55,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Join first: `fate_of_joined` may send the claim, and a complete one would leave a turn or a successor.
+    # `fate_of_joined` may send the claim. After `complete`, that would leave a turn or a successor.
     if notes.joins and (fate := fate_of_joined(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -87,8 +87,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # A skip loses the work if the call in the way has ended. A queued call may never come, so it must not end
-        # a later attempt.
+        # A skip loses the work if the call in the way has ended. A skip for a queued call that never comes
+        # loses a later attempt.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -116,7 +116,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # A link of the last step still meets the mark, because Celery publishes links before it stores a result.
+    # A link of the last step is no step. Celery publishes it before the result, which ends the mark.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True

@@ -80,7 +80,7 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery would leave later steps without an end: each group, or all if this result is ignored.
+    # Celery would store no end of a later group, nor of any later step if this result is ignored.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))

@@ -66,7 +66,7 @@ class Policy:
 
 
 def _skip(_: "Run", conflict: Conflict) -> Refused:
-    # Cut the time left: it is wrong by the time the result is read.
+    # The seconds after `;` are wrong when the result is read.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 

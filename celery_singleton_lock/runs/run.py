@@ -198,7 +198,7 @@ class Run:
             log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """End as REVOKED. An item or a member of a chord returns None, as its map or the body waits for a result."""
+        """End as REVOKED. An item or a chord's member returns None: its map or chord body waits for a result."""
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 

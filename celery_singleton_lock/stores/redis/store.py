@@ -184,7 +184,7 @@ class Store:
     ) -> records.Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        In its way are another queued call, another call's cool-down, and runs in *limit* places; 0 ignores runs.
+        Another queued call is in its way, or another's cool-down, or runs in all *limit* places; 0 ignores runs.
         No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for* are
         those of `Holder`.
 

@@ -187,7 +187,7 @@ if line and free > #before and behind >= from then
   if stopped_short and free > #before then
     return looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Wake others instead of missed turns, unless the caller takes the place.
+  -- Woken turns did not come: wake others unless the caller takes a place.
   if line.missed > 0 and (looks or free <= #before) then
     wake_next(key, line, held)
   end
@@ -196,7 +196,7 @@ end
 local own = ticket and read_turn(key, ticket)
 local copies = own and own.copies or '0'
 
--- While the first turn is woken, each turn counts as near: the message of the first may not come.
+-- While the first turn is woken, all turns are near: they look soon, as the first may never come.
 local function nearness()
   local in_front = line and read_turn(key, line.front)
   local is_far = ticket and in_front and in_front.state ~= WOKEN and ticket - line.front >= NEXT_FEW

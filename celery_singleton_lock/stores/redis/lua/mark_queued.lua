@@ -58,7 +58,7 @@ end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooling) then
   places = read_places(key, tonumber(known[1] or 1))
-  -- A run whose call has ended is not in the way, because it does not do the new call's work.
+  -- A run whose call has ended must not keep a new call out: nobody would do the new work.
   for place, each in ipairs(places) do
     each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
     held = held + (each.alive and places_of(each.token) or 0)
@@ -77,7 +77,7 @@ if words.newest and older_until > 0 then
     sooner = math.max(0, now + words.due_in * 1000 - math.max(now, first + words.within * 1000))
   end
 end
--- A mark with `due_for` ends at the call's `expires`, however early the call is due.
+-- A mark with `due_for` ends at `expires`; any other moves with the call's due time.
 set_mark('queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
 if cooldown ~= '0' and not is_cooling then
   set_mark('cooldown', cooldown, task_id)

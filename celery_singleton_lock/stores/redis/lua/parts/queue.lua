@@ -68,7 +68,7 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`: already over if the turn was WOKEN or COMING.
+-- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`. A WOKEN or COMING turn has had that time.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
@@ -168,7 +168,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- If places are free, wake as many turns, or twice those missed if more. Returns true if more may have to be woken.
+-- If places are free, wake a turn for each, at least two per missed turn. Returns true if more may have to be woken.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
