@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from tests.fire.kinds import KINDS, Kind
+from tests.fire.load import STRUCK_WHILE_PICKLED
 from tests.recorder import Event
 from tests.runs import rules
 from tests.runs.rules import Finding, exclusive, fenced
@@ -220,6 +221,8 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
+    if call.error == STRUCK_WHILE_PICKLED and traces.runs:
+        return "struck", ""
     if call.error == "Reject" and _has_lost_its_retry(traces):
         # Celery rejects the message then, once and for all.
         return "its retry could not be published", ""

@@ -23,6 +23,7 @@ SHORTEST, LONGEST = 0.01, 3.0
 MOST_OPEN = 60
 _GIVE_UP = 25.0
 _PATIENCE = {"max_retries": 5, "interval_start": 0.1, "interval_step": 0.3, "interval_max": 1.0}
+STRUCK_WHILE_PICKLED = "StruckError in MaybeEncodingError"
 _TERMINAL = ("SUCCESS", "FAILURE", "REVOKED")
 
 
@@ -37,7 +38,9 @@ def states(server: Server, task_ids: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def _error(result: Any) -> str:
-    return str(result.get("exc_type", "")) if isinstance(result, dict) else ""
+    name = str(result.get("exc_type", "")) if isinstance(result, dict) else ""
+    # A signal may raise while billiard pickles the end of a run.
+    return STRUCK_WHILE_PICKLED if name == "MaybeEncodingError" and "StruckError" in str(result) else name
 
 
 class Load:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.fire.checker import PROMPT, Call, History, Remains, check, unaccounted
 from tests.fire.kinds import KINDS
+from tests.fire.load import STRUCK_WHILE_PICKLED
 from tests.recorder import Event
 
 TTL = KINDS["reschedule_late"].ttl
@@ -138,6 +139,7 @@ def test_what_bodies_show(events: list[Event], broken: str) -> None:
             at(1, "unanswered", task="skip", task_id="a", outcome="raised"),
         ),
         (Call("a", "skip", "FAILURE", "StruckError"), [], run(1, 2, task="skip", outcome="StruckError")),
+        (Call("a", "skip", "FAILURE", STRUCK_WHILE_PICKLED), [], run(1, 2, task="skip", outcome="Revoked")),
         (Call("a", "retrying", "RETRY"), [], run(1, 2, task="retrying", outcome="Reject")),
         (Call("a", "retrying", "FAILURE", "Reject"), [], run(1, 2, task="retrying", outcome="Reject")),
         (Call("a", "skip"), run(1, None, task="skip"), dies(2)),
