@@ -92,8 +92,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
-    if policy.takes_turns:
-        run.notes.rank = answer.rank
+    run.notes.rank = answer.rank if policy.takes_turns else 0
     fate = policy.on_conflict(run, answer)
     if isinstance(fate, Waits):
         return _settle(run, policy, _wait(run, answer.first, min(fate.seconds, _longest_wait(run))))

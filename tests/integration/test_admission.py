@@ -423,6 +423,35 @@ def test_a_turn_ends_with_its_message_whatever_policy_its_task_has_by_now(world:
     assert world.task.lock_state().turns == ()
 
 
+def test_a_call_that_waits_in_its_slot_by_now_leaves_no_turn_of_its_message(world: World) -> None:
+    world.define(lock_on_conflict="reschedule")
+    ends = world.is_held()
+    assert world.deliver(publish(world)) == "RETRY"
+    world.task.lock_on_conflict = "wait"
+    ending = threading.Timer(0.3, ends)
+    ending.start()
+
+    assert world.deliver(world.sent) == "SUCCESS"
+
+    ending.join()
+    assert world.task.lock_state().turns == ()
+
+
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_a_call_that_is_never_given_up_by_now_does_not_ask_in_haste(world: World, policy: str) -> None:
+    world.define(lock_on_conflict="reschedule", lock_wait_timeout=0.3)
+    world.is_held()
+    assert world.deliver(publish(world)) == "RETRY"
+    world.task.lock_on_conflict = policy
+    time.sleep(0.4)
+
+    assert world.deliver(world.sent) == "RETRY"
+
+    sent = world.sent
+    assert sent is not None
+    assert sent.is_due_after(0.1)
+
+
 @pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
 @pytest.mark.parametrize("acknowledged", [True, False])
 def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_acknowledged(

@@ -468,6 +468,22 @@ class Turns(Contract):
 
         assert line_of(store) == []
 
+    @pytest.mark.parametrize("is_superseded", [False, True])
+    def test_a_refused_call_whose_task_has_another_policy_by_now_leaves_the_line(
+        self, store: Store, is_superseded: bool
+    ) -> None:
+        store.acquire(claim("a"))
+        moves = replace(turn_of(store, "moves", published=1.0), turn_for=0.0)
+        turn_of(store, "waits", published=2.0)
+        if is_superseded:
+            refused(store.acquire(succeeding(message("newer", published=3.0), "rerun")))
+            moves = succeeding(moves, "rerun")
+
+        assert refused(store.acquire(moves)).successor == ("newer" if is_superseded else None)
+
+        assert "moves" not in line_of(store)
+        assert "waits" in line_of(store)
+
     def test_a_turn_behind_many_unheard_ones_is_shown(self, store: Store) -> None:
         store.acquire(claim("a"))
         for number in range(MANY):

@@ -74,6 +74,13 @@ local this_call = {
 local is_newcomer = not ticket and this_call.rank == 0
 local place
 
+-- If a deploy changed a task's policy, the run of a waiting message knows of no turn, and would leave it in the line.
+local function end_turn_of_former_policy()
+  if ticket and not words.turn_for then
+    leave_line(key, ticket, own_turn)
+  end
+end
+
 -- 1. Is another delivery of this message running or done? Every caller reads the marker, because some brokers mark no
 -- redelivery. A later attempt takes the place in which an earlier one has left a cool-down.
 local message = words.message or published ~= '0' and published
@@ -139,6 +146,7 @@ end
 local its_relation, heeds = relation(this_call, successor), words.heeds_queued
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer then
+  end_turn_of_former_policy()
   return {'held', now, newer.task_id, described(key, places) or described_calls({newer})}
 end
 
@@ -304,6 +312,7 @@ local rows = described(key, places) or described_calls(before)
 
 -- 7. Does the caller get a turn?
 if not words.turn_for then
+  end_turn_of_former_policy()
   return {'held', now, next_one or '', rows}
 end
 local turn = {
