@@ -3,7 +3,6 @@
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Retry
-from celery.signals import worker_init
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.definition.options import broker_delays
@@ -171,11 +170,10 @@ _NO_LIMITS: tuple[float | None, float | None] = None, None
 _limits_of_the_worker = _NO_LIMITS
 
 
-@worker_init.connect(weak=False)
-def _keep_limits(sender: Any = None, **_: Any) -> None:
+def keep_limits(worker: Any) -> None:
     """Keep the worker's time limits for the pool processes, to which Celery does not pass them on."""
     global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
-    _limits_of_the_worker = sender.time_limit, sender.soft_time_limit
+    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
 
 def _longest_wait(run: Run) -> float:

@@ -410,6 +410,16 @@ def test_a_worker_whose_project_never_imports_us_tells_of_an_option_without_the_
         assert "lock.no_base: task bare " in worker.log()
 
 
+def test_a_task_that_is_made_as_its_worker_starts_waits_for_a_part_of_its_time_limit(valkey: Server) -> None:
+    command = ("worker", "--pool", "solo", "--without-gossip", "--time-limit", "2")
+    app = app_of(valkey.url, lock_key=())
+    app.conf.update(broker_url=valkey.url)
+    with app.tasks["task"].lock_for(), closing(Process("tests.acceptance.late_app", {}, *command)) as worker:
+        app.send_task("task")
+        until(lambda: "lock.waiting" in worker.log(), "it waits", timeout=60)
+        until(lambda: "outcome=rescheduled" in worker.log(), "it is requeued", timeout=5)
+
+
 def test_a_quiet_beat_whose_project_never_imports_us_is_checked(valkey: Server, tmp_path: Path) -> None:
     command = ("--quiet", "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
     with closing(Process(UNAWARE, {"TEST_LOCKS": "memory://"}, *command)) as beat:
