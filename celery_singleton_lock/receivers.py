@@ -12,8 +12,8 @@ from celery.signals import beat_init, task_postrun, task_rejected, task_unknown,
 
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.definition.options import Lockable, base_in
+from celery_singleton_lock.definition.settings import limits_of_worker
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.runs.admission import keep_limits
 from celery_singleton_lock.runs.endings import look_after_workflows, unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.message import run_of
 
@@ -57,8 +57,8 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Here, because the tasks may be imported later, by another receiver.
-    keep_limits(sender)
+    # Here, because another receiver of this signal may import the tasks.
+    limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")
     steps["consumer"].update((f"{__package__}.worker:LostConnection", f"{__package__}.waiting:CallsThatWait"))

@@ -18,6 +18,8 @@ _PORT_OF_RESULTS = 6379  # where Celery's result backend looks for sentinels if 
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # The app's attribute: the URL that was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
+# The hard and the soft time limit of this process's worker: Celery does not pass them on to pool processes.
+limits_of_worker: list[float | None] = [None, None]
 stores_of_locks: list[Callable[[Celery], Store]] = []
 """Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
 

@@ -6,6 +6,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.definition.options import broker_delays
+from celery_singleton_lock.definition.settings import limits_of_worker
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
@@ -166,14 +167,6 @@ def _nearest(run: Run) -> Policy:
 
 # The part of a time limit that a run may wait in its slot; the rest is for the body.
 _SHARE = 1 / 4
-_NO_LIMITS: tuple[float | None, float | None] = None, None
-_limits_of_the_worker = _NO_LIMITS
-
-
-def keep_limits(worker: Any) -> None:
-    """Keep the worker's time limits for the pool processes, to which Celery does not pass them on."""
-    global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
-    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
 
 def _longest_wait(run: Run) -> float:
@@ -181,9 +174,9 @@ def _longest_wait(run: Run) -> float:
     is_item = run.way == "item"
     timed = run.map if is_item else run.task
     request = timed.request if is_item else run.request
-    hard, soft = request.timelimit or _NO_LIMITS
-    hard = hard or timed.time_limit or _limits_of_the_worker[0]
-    soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
+    hard, soft = request.timelimit or (None, None)
+    hard = hard or timed.time_limit or limits_of_worker[0]
+    soft = soft or timed.soft_time_limit or limits_of_worker[1]
     if not (hard or soft) or request.is_eager:
         return float("inf")
     return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age

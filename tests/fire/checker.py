@@ -19,7 +19,7 @@ SLACK = 0.25
 # With these a call may fail because the call that it joined did.
 _INHERITED = ("LockLost", "LockHeld", "CallRevoked", "TaskRevokedError", "StoreError", "StruckError")
 # With these a call may fail whose own run has ended so.
-_BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
+_BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck", STRUCK_WHILE_PICKLED: "struck"}
 # Outcomes of a body that was told of a lost lease, or that a signal struck.
 _BROKEN_OFF = ("LockLost", "SystemExit", "StruckError")
 # Outcomes that are no end of the call: its message is requeued, or the run has left no outcome.
@@ -214,15 +214,13 @@ def _success(traces: Traces) -> tuple[str, str]:
 
 
 def _failure(call: Call, traces: Traces) -> tuple[str, str]:
-    if call.error in _BROUGHT_ABOUT and any(run.outcome == call.error for run in traces.runs):
+    if call.error in _BROUGHT_ABOUT and any(call.error in (run.outcome, STRUCK_WHILE_PICKLED) for run in traces.runs):
         return _BROUGHT_ABOUT[call.error], ""
     settled = {"LockHeld": "raised", "StoreError": "gave up"}.get(call.error, "")
     if settled in traces.conflicts:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
-    if call.error == STRUCK_WHILE_PICKLED and traces.runs:
-        return "struck", ""
     if call.error == "Reject" and _has_lost_its_retry(traces):
         # Celery rejects the message then, once and for all.
         return "its retry could not be published", ""
