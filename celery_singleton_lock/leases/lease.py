@@ -236,8 +236,11 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
         while True:
             # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
             alarm = loop.call_later(pause, rung.set)
-            await rung.wait()
-            alarm.cancel()
+            try:
+                await rung.wait()
+            finally:
+                # It has a copy of the caller's context, and so its leases.
+                alarm.cancel()
             rung.clear()
             answer = await requests.acquire()
             if not (pause := pause_after(answer, lease.claim, lease.store, give_up_at)):

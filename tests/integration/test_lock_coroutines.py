@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
+from weakref import ref
 
 import anyio
 import pytest
@@ -202,6 +204,31 @@ def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(loc
                 given = await waits
                 await given.arelease()
             await become(lambda: nothing_is_left(lock), "it is given back")
+
+    run(main())
+
+
+def test_a_waiter_that_is_cancelled_leaves_nothing_in_the_loop(lock: Lock, run: Run) -> None:
+    known = ContextVar[object]("known")
+
+    async def wait(request: object) -> None:
+        known.set(request)
+        await lock.aacquire()
+
+    async def main() -> None:
+        request = threading.Event()
+        is_gone = ref(request)
+        async with lock:
+            waits = asyncio.create_task(wait(request))
+            await become(lambda: waiters(lock) == 1, "it is queued")
+            await asyncio.sleep(0.1)  # Until the loop has the answer.
+            waits.cancel()
+            with suppress(asyncio.CancelledError):
+                await waits
+            del waits, request
+            await become(lambda: not waiters(lock), "its turn is given back")
+            gc.collect()
+            assert is_gone() is None
 
     run(main())
 
