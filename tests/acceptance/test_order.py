@@ -1,6 +1,7 @@
 """Calls of one key run alone and in the order of their first refusal, whatever happens to connections and workers."""
 
 import itertools
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -110,6 +111,18 @@ def test_who_may_not_subscribe_asks_by_itself_and_is_told_once(recorder: Recorde
         finally:
             client.acl_deluser("deaf")
     assert overlaps(recorder.events()) == []
+
+
+def test_a_worker_that_lives_takes_the_messages_of_one_that_ends_in_the_order_of_their_turns(valkey: Server) -> None:
+    with valkey.client() as broker, TASK.lock_for("k"), workers(APP, concurrency=2) as (one,):
+        in_line(20)
+        heard_by(valkey, 20)
+        order = line_of()
+        one.send(signal.SIGTERM)
+        # As a worker that lives: it takes each as soon as it is returned.
+        taken = [json.loads(broker.brpop("celery", SOON)[1])["headers"]["id"] for _ in order]
+    places = [order.index(each) for each in taken]
+    assert sum(sooner > later for sooner, later in itertools.pairwise(places)) <= AT_MOST
 
 
 @contextmanager
