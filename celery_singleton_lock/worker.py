@@ -322,7 +322,7 @@ def _state_of(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]
     # No such process, or no `/proc`.
-    with suppress(ProcessLookupError):
+    with suppress(OSError):
         os.kill(pid, 0)
         return "R"
     return ""

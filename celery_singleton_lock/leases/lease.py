@@ -101,7 +101,7 @@ class Lease:
 
 def is_undone(result: Any) -> bool:
     """Whether *result* stands for work that somebody else has to do, after the lock of the call is released."""
-    return hasattr(type(result), "__await__") or isinstance(result, GeneratorType | AsyncGeneratorType)
+    return hasattr(type(result), "__await__") or isinstance(result, (GeneratorType, AsyncGeneratorType))
 
 
 def refusal_of(undone: Any, whose: str, advice: str) -> ConfigurationError:

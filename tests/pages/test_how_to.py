@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from celery.beat import Scheduler
-from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.definition.settings import store_of
@@ -154,35 +153,6 @@ def test_recipes(shop: Program, worker: StartWorker) -> None:
         assert free.get(timeout=SOON) == "gold"
         until(lambda: waiting.state == "RETRY", "the limit of the key is reached", timeout=SOON)
     assert waiting.get(timeout=SOON) == "silver"
-
-
-OCCUPY = """
-@app.task
-def occupy():
-    with Lock("gate", app=app):
-        pass
-"""
-
-
-def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorker, folder: Path) -> None:
-    module = shop("docs/how-to/recipes.md")
-    exec(OCCUPY, vars(module))
-    with (folder / "shop.py").open("a") as program:
-        program.write(OCCUPY)
-    worker(concurrency=1)
-    control = module.app.control
-    with Lock("gate", app=module.app):
-        module.occupy.delay()
-        received = module.import_catalogue.delay(8)
-        until(lambda: received.id in str(control.inspect().reserved()), "the worker has received it", timeout=SOON)
-        until(lambda: control.cancel_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
-    assert received.get(timeout=SOON) == "imported"
-
-    paused = module.import_catalogue.delay(7)
-    with pytest.raises(NoResult):
-        paused.get(timeout=2)
-    until(lambda: control.add_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
-    assert paused.get(timeout=SOON) == "imported"
 
 
 def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
