@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import resources
 from itertools import groupby, islice
 from math import inf
@@ -63,9 +63,8 @@ RELEASE = Script("release")
 RENEW = Script("renew")
 MARK_QUEUED = Script("mark_queued")
 UNMARK = Script("unmark")
-CLAIM_SLOT = Script("claim_slot")
 SURVEY = Script("survey")
-BREAK = Script("break")
+rare_script = cache(Script)  # read when it is first needed: most workers never do
 
 
 _BLANK = "\0"

@@ -85,7 +85,7 @@ class Inventory:
         the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
-        now, dropped, rows = self._store.ask(encoding.BREAK, key, by, words, *tokens)
+        now, dropped, rows = self._store.ask(encoding.rare_script("break"), key, by, words, *tokens)
         # The break is done even if this fails.
         with suppress(StoreError):
             self._store.wake_next(key)

@@ -237,7 +237,7 @@ class Store:
         """
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
-        return bool(self.ask(encoding.CLAIM_SLOT, key, *arguments))
+        return bool(self.ask(encoding.rare_script("claim_slot"), key, *arguments))
 
     def slots(self, key: str) -> dict[str, records.Slot]:
         return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
