@@ -118,18 +118,25 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     return [row for row in unheld if row.about.is_queued_or_next], sum(bool(survey.holders) for survey in found)
 
 
-def drop_marks(locks: Locks, marks: Iterable[Row]) -> None:
-    for row in marks:
-        # By the task id, so the mark of a later call stays.
+def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
+    """Drop those of these marks that are still there, of locks that nobody holds now.
+
+    Returns the dropped marks, and the number of held locks.
+    """
+    calls = {(row.lock.key, row.about.task_id) for row in agreed}
+    marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
+    dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
+    for row in dropped:
+        # The turn of the call is dropped, too. By the task id, so the mark of a later call stays.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
+    return dropped, held
 
 
 def break_marks(app: "Celery[Any]", pattern: str) -> int:
     """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
     locks = Locks(app)
-    marks, _ = marks_left(locks.surveys(pattern))
-    drop_marks(locks, marks)
-    return len(marks)
+    dropped, _ = drop_marks(locks, marks_left(locks.surveys(pattern))[0])
+    return len(dropped)
 
 
 def named(

@@ -294,8 +294,11 @@ def _show_call(call: dict[str, Any], found: list[rows.Row], problem: str | None,
 
 def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
     marks, held = operations.marks_left(locks.surveys(pattern))
-    counts = f"{len(marks)}." + (f" Locks left alone because they are held: {held}." if held else "")
-    notice = f"Marks to be dropped: {counts}"
+
+    def text(verb: str) -> str:
+        return f"Marks {verb}: {len(marks)}." + (f" Locks left alone because they are held: {held}." if held else "")
+
+    notice, code = text("to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
         # These rows say when a call is due: one with a countdown is not lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
@@ -304,10 +307,11 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
         if not yes:
             click.echo(notice, err=True)
             _confirm()
-        operations.drop_marks(locks, marks)
-        notice = f"Marks dropped: {counts}"
+        marks, held_since = operations.drop_marks(locks, marks)
+        held += held_since
+        notice = text("dropped")
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, int(not marks), is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
 
 
 def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:

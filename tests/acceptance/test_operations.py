@@ -493,8 +493,8 @@ def test_a_dry_run_shows_when_the_calls_of_marks_are_due(operate: Operate, store
     assert re.search(r" in (2h00m|1h59m) ", operate("break", "--marks", "*", "--dry-run").stdout)
 
 
-def test_neither_a_later_mark_nor_a_lease_is_dropped_once_a_person_has_agreed(operate: Operate, store: Store) -> None:
-    keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(3))
+def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(operate: Operate, store: Store) -> None:
+    keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(4))
     for key in keys:
         store.mark_queued(key, "id-1", 60.0, limit=0, cooldown=0.0)
     terminal = Terminal("--marks", "*")
@@ -503,13 +503,17 @@ def test_neither_a_later_mark_nor_a_lease_is_dropped_once_a_person_has_agreed(op
     store.mark_queued(keys[0], "id-2", 60.0, limit=0, cooldown=0.0)
     store.unmark(keys[1], "id-1")
     store.acquire(claim(keys[1], "id-1"))
+    # A call that has come and waits would lose its turn with its mark, and nobody would call it.
+    store.acquire(claim(keys[2], "id-3"))
 
     code, said = terminal.answers("y\n")
 
     assert code == YES
-    assert "Marks dropped: 3." in said
+    assert "Marks dropped: 1. Locks left alone because they are held: 2." in said
     rows = json.loads(operate("list", "--json").stdout)
-    assert [(row["key"], row["state"], row["task_id"]) for row in rows] == [
+    assert {(row["key"], row["state"], row["task_id"]) for row in rows} == {
         (keys[1], "held", "id-1"),
+        (keys[2], "held", "id-3"),
+        (keys[2], "queued", "id-1"),
         (keys[0], "queued", "id-2"),
-    ]
+    }
