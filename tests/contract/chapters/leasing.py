@@ -108,6 +108,20 @@ class Leasing(Contract):
         assert answers == [Renewal.RENEWED]
         assert tokens(refused(store.acquire(claim("b", limit=2))).holders) == ["a", "long"]
 
+    def test_a_lease_past_its_deadline_is_its_owners_while_nobody_else_has_had_its_place(self, store: Store) -> None:
+        mine = claim("a", ttl=SHORT, limit=2)
+        first = granted(store.acquire(mine))
+        granted(store.acquire(claim("long", limit=2)))  # so that the key stays
+        self.pass_time(1.5 * SHORT)
+        again = granted(store.acquire(mine))
+        self.pass_time(1.5 * SHORT)
+
+        released = store.release(mine, None)
+
+        assert (again.fence, again.took_over) == (first.fence, False)
+        assert released == RELEASED
+        assert not granted(store.acquire(claim("b", limit=2))).took_over
+
     def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
         with Waiter(store, claim("w")) as waiter:
