@@ -76,7 +76,7 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
     keys = [f"singleton:v3:{{{name}:850619f2bc8f15f0cb96f1808d711840}}" for name in ("a", f"first.{'x' * 150}.last")]
     for key in keys:
         host = f"w1@{'h' * 100}.example"
-        store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
+        store.acquire(Claim(key, "t", 300.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
     store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, cooldown=0.0)
 
     _, narrow, of_terminal = on_a_terminal(["list"], ["list", "--wide"]).split("LOCK ")
@@ -370,12 +370,12 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
         return f"singleton:v3:{{{name}:{number:032x}}}"
 
     for number in range(3000):
-        store.mark_queued(key("shop.index", number), f"id-{number}", 60.0, limit=0, cooldown=0.0)
-    store.mark_queued(key("other", 0), "id-other", 60.0, limit=0, cooldown=0.0)
+        store.mark_queued(key("shop.index", number), f"id-{number}", 600.0, limit=0, cooldown=0.0)
+    store.mark_queued(key("other", 0), "id-other", 600.0, limit=0, cooldown=0.0)
     held, cooling = key("shop.held", 0), key("shop.cooling", 0)
-    store.acquire(claim(held, "id-holder"))
-    store.mark_queued(held, "id-behind", 60.0, limit=0, cooldown=0.0)
-    store.mark_queued(cooling, "id-cooling", 60.0, limit=0, cooldown=30.0)
+    store.acquire(replace(claim(held, "id-holder"), ttl=300.0))
+    store.mark_queued(held, "id-behind", 600.0, limit=0, cooldown=0.0)
+    store.mark_queued(cooling, "id-cooling", 600.0, limit=0, cooldown=300.0)
 
     planned = operate("break", "--marks", "shop.*", "--dry-run").stdout
     assert "Marks to be dropped: 3001." in planned
@@ -386,7 +386,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
     began = time.monotonic()
     done = json.loads(operate("break", "--marks", "shop.*", "--yes", "--json").stdout)
 
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert (done["pattern"], len(done["dropped"]), done["held"]) == ("shop.*", 3001, 1)
     assert {"key": key("shop.index", 7), "state": "queued", "task_id": "id-7"} in done["dropped"]
     left = {(row["key"], row["state"], row["task_id"]) for row in json.loads(operate("list", "--json").stdout)}
