@@ -373,7 +373,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
         store.mark_queued(key("shop.index", number), f"id-{number}", 600.0, limit=0, cooldown=0.0)
     store.mark_queued(key("other", 0), "id-other", 600.0, limit=0, cooldown=0.0)
     held, cooling = key("shop.held", 0), key("shop.cooling", 0)
-    store.acquire(replace(claim(held, "id-holder"), ttl=300.0))
+    store.acquire(Claim(held, "secret", 300.0, 1, Facts("id-holder")))
     store.mark_queued(held, "id-behind", 600.0, limit=0, cooldown=0.0)
     store.mark_queued(cooling, "id-cooling", 600.0, limit=0, cooldown=300.0)
 
