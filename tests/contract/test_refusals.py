@@ -111,6 +111,7 @@ NEVER = {
         "/0",
         ("unknown command", "EVALSHA", "rename-command", "sentinel://"),
     ),
+    "wait": (("--rename-command", "WAIT", ""), "/0", ("unknown command", "leave singleton_lock_replicas at 0")),
     "command in a script": (("--rename-command", "HSET", ""), "/0", ("nknown", "rename-command")),
     "option of a command": (
         ("--rename-command", "PEXPIRE", "OTHER", "--rename-command", "PERSIST", "PEXPIRE"),
@@ -132,7 +133,7 @@ def test_what_a_server_can_never_do_is_told_at_the_first_try(never: str) -> None
                 client.set(KEY, "somebody else's")
 
         with Watch() as watch, pytest.raises(ConfigurationError) as refused:
-            Store(server.url.removesuffix("/0") + database, {}).acquire(MINE)
+            Store(server.url.removesuffix("/0") + database, {}, replicas=int(never == "wait")).acquire(MINE)
 
     assert watch.seconds < AT_ONCE
     for word in words:

@@ -43,6 +43,9 @@ _ADVICE = {
     r"cluster support disabled": (
         "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS"
     ),
+    r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
+        "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
+    ),
     # An older server may lack the options of a command.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
         "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
