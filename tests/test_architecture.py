@@ -28,7 +28,7 @@ FLOORS = (
 )
 """From the ground to the roof: stores, leases, runs, and what users call. Each may know those below it, and its own."""
 
-LINES, FILES_AT_MOST = 14_280, 78
+LINES, FILES_AT_MOST = 13_900, 76
 """Of the whole package, Lua, HTML and CSS included; the aim is 13,900 lines in 76 files."""
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 40

@@ -56,7 +56,7 @@ _sent: deque["Interrupt"] = deque()
 class Interrupt:
     """One body, which can be interrupted once, inside the `with` block of this object."""
 
-    # The exception was raised in the body, which may have caught it, or its tasks were cancelled.
+    # The body got the exception, or its tasks were cancelled. The body may have caught either.
     delivered = False
     _has_reached_its_thread = False  # no further try is made
     _thread: int | None = None
@@ -154,7 +154,7 @@ class Interrupt:
 
     def deliver(self) -> None:
         """Raise the error if the body still runs. Its thread or its greenlet's hub calls this."""
-        # Without the guard: a signal may call this while its own thread has it.
+        # No guard: a signal that comes while `__exit__` has it would deadlock.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
         self.delivered = self._has_reached_its_thread = True

@@ -349,7 +349,7 @@ _LONG = (
     "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long ttl only lengthens "
     "the wait after a death; 30 is usual"
 )
-_NO_EFFECT = "options that do nothing beside the other options of their task"
+_NO_EFFECT = "options that have no effect with the other options of their task"
 _CACHES = (
     "caches of Django in the database of the locks. There, cache.clear() is FLUSHDB, and frees each lock while its "
     "body runs; give the locks a database of their own by singleton_lock_url"

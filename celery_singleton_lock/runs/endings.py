@@ -1,4 +1,4 @@
-"""How a call ends: as REVOKED, with the later steps of its canvas, and with the marks that it has left in the store."""
+"""How a call ends: REVOKED is stored for the call and the later steps of its canvas, and its marks are removed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -80,7 +80,7 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery would store no end of a later group, nor of any later step if this result is ignored.
+    # Celery's `mark_as_failure` skips a later group, and all later steps if this result is ignored.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))

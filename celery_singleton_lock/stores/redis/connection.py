@@ -261,7 +261,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
-        # As text: see `milliseconds`.
+        # A number may crash Python: see `encoding.milliseconds`.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:

@@ -74,7 +74,7 @@ local this_call = {
 local is_newcomer = not ticket and this_call.rank == 0
 local place
 
--- If a deploy changed a task's policy, the run of a waiting message knows of no turn, and would leave it in the line.
+-- A deploy may have given the task a policy without turns: the call's old turn would then stay in the line.
 local function end_turn_of_former_policy()
   if ticket and not words.turn_for then
     leave_line(key, ticket, own_turn)
@@ -115,7 +115,7 @@ if words.message then
       if turn.task_id == task_id and turn.token ~= token then
         turn.copies = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- All deliveries of a message share its turn: it is no twin.
+        -- A message's turn is no twin: its deliveries share the turn.
         twin = not turn.is_message and described_calls({turn}) or nil
         return 'enough'
       end
@@ -155,7 +155,7 @@ local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if each.token and places_of(each.token) > 1 then
-    -- The caller gets no place before one that takes the whole lock.
+    -- A call ahead takes the whole lock: the caller gets no place.
     free = math.min(free, #before)
   end
   if free > 0 then
@@ -329,7 +329,7 @@ local function passes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Returns the turn's ticket, the turns that move, and whether one that stays ended the search.
+-- Returns the turn's ticket, the turns that move, and whether the search met one that stays.
 local function position_from(each, step)
   local moved, stop = {}, each + LONGEST_WALK * step
   while each ~= stop and each >= line.first and each <= line.last do

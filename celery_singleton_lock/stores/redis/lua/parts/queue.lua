@@ -1,9 +1,10 @@
 -- The line of a lock has a turn for each call that waits, ordered by rank, the moment of the first refusal. leases/line.py has
 -- the table of a turn's states.
 --
---   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. After the rank:
---                            `since` in milliseconds, `lasts` in seconds. `before`: microseconds from the publication to
---                            the rank. `copies`: 1 once another delivery has come. `token`: `@` for a message.
+--   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. `since`:
+--                            milliseconds after the rank. `lasts`: seconds after it. `before`: microseconds from the
+--                            publication to the rank. `copies`: 1 once another delivery has come. `token`: `@` for a
+--                            message.
 --   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
 --   `first` to `front` - 1   tickets of UNHEARD turns, or void. Walks begin at `front`.
 --   `front` to `last`        tickets of the other turns, or void
@@ -168,7 +169,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- If places are free, wake a turn for each, at least two per missed turn. Returns true if more may have to be woken.
+-- If places are free, wake as many turns, or two per missed turn if more. Returns true if more may have to be woken.
 local function wake_next(key, line, held)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
