@@ -4,6 +4,7 @@ A receiver of `task_postrun` would add a tenth to the cost of each lock. So the 
 receiver connects it.
 """
 
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -30,22 +31,24 @@ def connect_postrun() -> None:
     task_postrun.connect(_after_its_end, weak=False)
 
 
-def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
+def release_at_task_end(task: Task, state: str | None, retval: Any, *, is_stored: bool = True) -> None:
     run = run_of(task.request)
     if run is not None:
-        run.finish()
+        run.finish(is_stored=is_stored)
     else:
         unmark_unstarted(task, state, retval)
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
+    # An error that passes through Celery, such as the SystemExit of a cold shutdown, has kept it from storing the end.
+    is_stored = sys.exc_info()[0] is None
     try:
         if isinstance(task, Lockable):
-            release_at_task_end(task, state, retval)
+            release_at_task_end(task, state, retval, is_stored=is_stored)
     except BaseException:
         # A signal handler may have raised above, and Celery goes on as if nothing had happened.
         if isinstance(task, Lockable):
-            release_at_task_end(task, state, retval)
+            release_at_task_end(task, state, retval, is_stored=is_stored)
         raise
 
 

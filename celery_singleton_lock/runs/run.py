@@ -253,9 +253,11 @@ class Run:
         if not (self.lease.fence or self.was_passed_on):
             self.unmark()
 
-    def finish(self) -> None:
-        """Leave nothing behind once the result is stored."""
+    def finish(self, *, is_stored: bool) -> None:
+        """Leave nothing behind. Without a stored end, later deliveries have to run."""
         if self.phase is not OVER:
+            if not is_stored:
+                self.lease.ending = None
             self.give_back()
             self._mark_stored()
             self.go_to(OVER)

@@ -474,6 +474,26 @@ def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_ackno
     assert len(ran) == (1 if acknowledged else 2)
 
 
+@pytest.mark.parametrize("during", ["the release", "the storing of its result"])
+def test_a_call_whose_process_ends_before_its_result_is_stored_runs_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    world.define(acks_late=True, lock_ttl=1)
+    message, again = publish(world), {"redelivered": True}
+    ends_in, name = (world.store, "release") if during == "the release" else (type(world.task.backend), "mark_as_done")
+
+    def end(*_: Any, **__: Any) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ends_in, name, end)
+        with pytest.raises(SystemExit):
+            world.deliver(message, delivery_info=again)
+
+    until(lambda: world.deliver(world.sent or message, delivery_info=again) == "SUCCESS", "it has run", timeout=60)
+    assert len(world.ran) == 2
+
+
 @contextmanager
 def silence(world: World, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = True) -> Iterator[None]:
     """Let no acquire be answered. A store that is not deaf grants it nevertheless, and its answer is lost."""
