@@ -254,12 +254,11 @@ class Run:
             self.unmark()
 
     def finish(self, *, is_stored: bool) -> None:
-        """Leave nothing behind. Without a stored end, later deliveries have to run."""
+        """Leave nothing behind. Without a stored result, a later delivery runs."""
         if self.phase is not OVER:
-            if not is_stored:
-                self.lease.ending = None
             self.give_back()
-            self._mark_stored()
+            if is_stored:
+                self._mark_stored()
             self.go_to(OVER)
 
     def _mark_stored(self) -> None:
