@@ -1,17 +1,6 @@
 """One execution of a task: its claim, its lease, and its end.
 
-A run goes through these phases, and only forward:
-
-    ASKING    granted                                     RUNNING
-    ASKING    it needs no lease, or may run without one   UNLOCKED
-    ASKING    refused, requeued, or failed                OVER
-    RUNNING   its body has ended                          OVER
-    RUNNING   the same, and later deliveries are likely   ENDED
-    UNLOCKED  its body has ended                          OVER
-    UNLOCKED  the same, and later deliveries are likely   ENDED
-    ENDED     its result is stored                        OVER
-
-A run is ENDED while its done marker does not say yet that the result is stored.
+docs/explanation/how-it-works.md draws its phases, and says what leads from one to another.
 """
 
 import os
