@@ -25,9 +25,10 @@ BEGINS_EVENT = '{"at": "'
 # Outcomes that are not in the history, because the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
-BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
-"""Upper bounds of the buckets of a histogram, in seconds."""
-_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+# Of the buckets of a histogram, in seconds.
+_UPPER_BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
+BUCKETS = (*(f"{bound:g}" for bound in _UPPER_BOUNDS), "+Inf")
+"""The names of the buckets of a histogram, in the store and in the metrics."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
 """The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
@@ -126,8 +127,8 @@ class Counters:
                 sums[f"{what}:{label}:{name}"] += len(values)
             if what in ("acquired", "held"):
                 histogram = "waited" if what == "acquired" else "held"
-                for index, number in Counter([bisect_left(BOUNDS, value) for value in values]).items():
-                    sums[f"{histogram}:{_BUCKETS[index]}:{name}"] += number
+                for index, number in Counter([bisect_left(_UPPER_BOUNDS, value) for value in values]).items():
+                    sums[f"{histogram}:{BUCKETS[index]}:{name}"] += number
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
         for store, key, entry in _taken_from(self._noted):

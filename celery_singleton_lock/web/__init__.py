@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_singleton_lock.definition.options import OnStoreError, lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
-from celery_singleton_lock.leases.counters import BOUNDS
+from celery_singleton_lock.leases.counters import BUCKETS
 from celery_singleton_lock.operations.page import Observer, Total, page_context, totals_of, why
 from celery_singleton_lock.operations.rows import Row, tasks_by_lock
 from celery_singleton_lock.signals import ConflictOutcome
@@ -36,8 +36,6 @@ _HEADERS = {
 _TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
-
-_BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 # A key, a task id or a worker is no label, because each new value would be a series of its own in Prometheus.
 _COUNTERS = {
@@ -209,7 +207,7 @@ def _histogram(what: str, numbers: _Numbers) -> core.Metric:
     for task in sorted({task for name, _, task in numbers if name == what}):
         total = 0
         buckets = list[tuple[str, float]]()
-        for bucket in _BUCKETS:
+        for bucket in BUCKETS:
             total += numbers.get((what, bucket, task), 0)
             buckets.append((bucket, total))
         family.add_metric([task], buckets, numbers.get((what, "sum", task), 0) / 1_000_000)
