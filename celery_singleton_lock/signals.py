@@ -1,7 +1,10 @@
 """Celery signals that the library sends while it works.
 
-An error of a receiver is logged, and never breaks the locking. `sender` is the task. `lock_lost` is sent from a
-thread of its own, one at a time. The other signals are sent in the thread of the task.
+An error of a receiver is logged, and never breaks the locking. `sender` is the task, or the class `Lock`.
+
+`lock_lost` is sent from the background thread, one at a time: while a receiver blocks, repeated releases and log lines
+wait. The other signals are sent in the thread of the task or the caller; an `async` release sends `lock_released` from
+another.
 """
 
 from contextlib import nullcontext
