@@ -87,14 +87,16 @@ class Interrupt:
         """Raise `LockLost` in the body, if it runs and its process is not about to be killed by its timer."""
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
-        self._lease = lease
-        self._cancelled_in = set[Loop]()
-        self._error = LockLost(lease.key, reason)
-        # If the body ends meanwhile, nothing is raised.
-        if self._greenlet is not None:
-            call_soon(self._hub, self.deliver)
-        else:
-            threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
+        with self._guard:
+            if self._thread is None:
+                return
+            self._lease = lease
+            self._cancelled_in = set[Loop]()
+            self._error = LockLost(lease.key, reason)
+            if self._greenlet is not None:
+                call_soon(self._hub, self.deliver)
+            else:
+                threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
 
     def _insist(self, thread: int) -> None:
