@@ -113,6 +113,7 @@ def test_who_may_not_subscribe_asks_by_itself_and_is_told_once(recorder: Recorde
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.nightly
 def test_a_worker_that_lives_takes_the_messages_of_one_that_ends_in_the_order_of_their_turns(valkey: Server) -> None:
     with valkey.client() as broker, TASK.lock_for("k"), workers(APP, concurrency=2) as (one,):
         in_line(20)
