@@ -31,24 +31,24 @@ def connect_postrun() -> None:
     task_postrun.connect(_after_its_end, weak=False)
 
 
-def release_at_task_end(task: Task, state: str | None, retval: Any, *, is_stored: bool = True) -> None:
+def release_at_task_end(task: Task, state: str | None, retval: Any, *, is_interrupted: bool = False) -> None:
     run = run_of(task.request)
     if run is not None:
-        run.finish(is_stored=is_stored)
+        run.finish(is_interrupted=is_interrupted)
     else:
         unmark_unstarted(task, state, retval)
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    # An error that passes through Celery, such as the SystemExit of a cold shutdown, has kept it from storing the end.
-    is_stored = sys.exc_info()[0] is None
+    # An error that passes through Celery, such as the SystemExit of a cold shutdown, may keep it from storing the end.
+    is_interrupted = sys.exc_info()[0] is not None
     try:
         if isinstance(task, Lockable):
-            release_at_task_end(task, state, retval, is_stored=is_stored)
+            release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
     except BaseException:
         # A signal handler may have raised above, and Celery goes on as if nothing had happened.
         if isinstance(task, Lockable):
-            release_at_task_end(task, state, retval, is_stored=is_stored)
+            release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
         raise
 
 

@@ -28,7 +28,16 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
+from celery_singleton_lock.runs.endings import (
+    CallRevoked,
+    Ended,
+    Reason,
+    Revoked,
+    final_result,
+    store_revoked,
+    unmark,
+    why_unreadable,
+)
 from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, new_token
@@ -242,13 +251,19 @@ class Run:
         if not (self.lease.fence or self.was_passed_on):
             self.unmark()
 
-    def finish(self, *, is_stored: bool) -> None:
-        """Leave nothing behind. Without a stored result, a later delivery runs."""
+    def finish(self, *, is_interrupted: bool = False) -> None:
+        """Leave nothing behind once the result is stored. If Celery *is_interrupted* by an error, it may not be."""
         if self.phase is not OVER:
             self.give_back()
-            if is_stored:
+            if not is_interrupted or self._has_stored():
                 self._mark_stored()
             self.go_to(OVER)
+
+    def _has_stored(self) -> bool:
+        """The end is stored, or nobody can wait for it."""
+        if self.request.ignore_result or why_unreadable(self.task):
+            return True
+        return final_result(self.task, self.request.id, self.notes.first_published) is not None
 
     def _mark_stored(self) -> None:
         """Write into the marker that the result is stored; in the background if the store is silent."""
