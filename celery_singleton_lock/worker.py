@@ -224,7 +224,7 @@ class SingletonRequest(Request):
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
         """Release a dead child's lease, and report the death, and the loss if the timer of the lease has killed it."""
         try:
-            # Remember the holder, because its release deletes it.
+            # Remember the holder: its release deletes it, and a survey hides an expired one.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
