@@ -28,16 +28,8 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import (
-    CallRevoked,
-    Ended,
-    Reason,
-    Revoked,
-    final_result,
-    store_revoked,
-    unmark,
-    why_unreadable,
-)
+from celery_singleton_lock.runs import endings
+from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
 from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, new_token
@@ -261,9 +253,9 @@ class Run:
 
     def _has_stored(self) -> bool:
         """The end is stored, or nobody can wait for it."""
-        if self.request.ignore_result or why_unreadable(self.task):
+        if self.request.ignore_result or endings.why_unreadable(self.task):
             return True
-        return final_result(self.task, self.request.id, self.notes.first_published) is not None
+        return endings.final_result(self.task, self.request.id, self.notes.first_published) is not None
 
     def _mark_stored(self) -> None:
         """Write into the marker that the result is stored; in the background if the store is silent."""
