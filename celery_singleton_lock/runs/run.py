@@ -247,8 +247,7 @@ class Run:
         """Leave nothing behind once the result is stored. If Celery *is_interrupted* by an error, it may not be."""
         if self.phase is not OVER:
             self.give_back()
-            if not is_interrupted or self._has_stored():
-                self._mark_stored()
+            self._mark_stored(is_interrupted=is_interrupted)
             self.go_to(OVER)
 
     def _has_stored(self) -> bool:
@@ -257,10 +256,10 @@ class Run:
             return True
         return endings.final_result(self.task, self.request.id, self.notes.first_published) is not None
 
-    def _mark_stored(self) -> None:
+    def _mark_stored(self, *, is_interrupted: bool) -> None:
         """Write into the marker that the result is stored; in the background if the store is silent."""
         ending = self.lease.ending
-        if ending is None or ending.outcome != "ended":
+        if ending is None or ending.outcome != "ended" or (is_interrupted and not self._has_stored()):
             return
         self.lease.ending = None
         claim = self.claim
