@@ -334,7 +334,7 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
 
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
-_WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
+_WAITING = "lock_on_conflict='wait' occupies a pool slot, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
     "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
     "singleton_lock_prefix"

@@ -54,7 +54,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now. If there is none, a thread begins to look, and gives the answer."""
+        """The present answer. If there is none, or it is too old, a thread begins to look for a new one."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
