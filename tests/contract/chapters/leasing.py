@@ -137,17 +137,6 @@ class Leasing(Contract):
         assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.TAKEN]
         assert tokens(store.holders(KEY)) == ["w"]
 
-    def test_a_lock_whose_data_the_store_has_lost_is_not_revived(
-        self, store: Store, lose_all: Callable[[], object]
-    ) -> None:
-        store.acquire(claim("a"))
-        lose_all()
-
-        answers = store.renew([claim("a")], 1.0)
-
-        assert answers == [Renewal.GONE]
-        granted(store.acquire(claim("b")))
-
     def test_renewals_are_answered_one_by_one_in_their_order(self, store: Store) -> None:
         store.acquire(claim("a", key=KEY))
         store.acquire(claim("b", key=OTHER))
