@@ -74,10 +74,7 @@ class SingletonSchedulerMixin(Scheduler):
         return min(pause, options.beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's, after setting when each entry was last sent.
-
-        Called at the take-over, after a change of the schedule, and once a minute.
-        """
+        """As Celery's, from the recorded slots; at the take-over, after a change of the schedule, and once a minute."""
         # Read once: each access to a schedule in a database may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000

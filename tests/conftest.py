@@ -106,7 +106,7 @@ def recorder(valkey: Server) -> Iterator[Recorder]:
 
 @pytest.fixture(autouse=True)
 def no_store_is_taken_for_silent() -> None:
-    """All stores in memory are one, so a test would find the silence of the test before it."""
+    """All stores in memory are one, so the silence of one test's store would count in the next test."""
     publish._silences.clear()
 
 
