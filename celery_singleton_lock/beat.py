@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, 
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
-_LONGEST_PAUSE = 1.0
+_LONGEST_PAUSE = 1.0  # seconds between two ticks while another beat leads, or the store is silent
 # Seconds between two lines about a silent store, and between two records of the leader.
 _INTERVAL = 60.0
 # Begins the entry under which a leader records itself.

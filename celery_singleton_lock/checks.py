@@ -84,7 +84,7 @@ def _faults_in_task(task: Any) -> Iterator[str]:
     if cls.Strategy != Task.Strategy:
         yield (
             f"task {task.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
-            f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
+            f"in a way of its own and take no lock; remove {ours.__name__}, or the base class that sets the Strategy"
         )
     for base in (each for each in cls.__mro__[: cls.__mro__.index(ours)] if "__call__" in vars(each)):
         code = getattr(inspect.unwrap(vars(base)["__call__"]), "__code__", None)

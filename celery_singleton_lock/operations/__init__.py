@@ -15,9 +15,9 @@ from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, i
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
-_LOOK_AGAIN = 0.2
+_LOOK_AGAIN = 0.2  # seconds
 _UNTIL_A_RENEWAL = 0.5  # of the time left, which is at least 2/3 ttl; the next renewal is at most 1/3 ttl away
-_TO_END = 5.0
+_TO_END = 5.0  # seconds from the renewal to the end of a run that lets `LockLost` through
 
 
 def _name_of(holder: Holder) -> str:
