@@ -222,20 +222,6 @@ class Queue(Contract):
             self.let_expire(store) if gone == "with its holder" else store.release(claim("a"), 1)
             granted(store.acquire(claim("newcomer")))
 
-    def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        with Waiter(store, claim("w")) as waiter:
-            queued(waiter.ask())
-            releasing = threading.Timer(0.2, store.release, (claim("a"), 1))
-            releasing.start()
-            asleep_at = clock()
-
-            waiter.sleep(20)
-
-            assert clock() - asleep_at < 10
-            releasing.join()
-            granted(waiter.ask())
-
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(
         self, store: Store, limit: int
