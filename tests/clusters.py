@@ -31,7 +31,7 @@ class Node(Server):
     def __init__(
         self, kind: str, *arguments: str, tls: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> None:
-        # Before a port is reserved: a socket that nobody closes is a warning in a later test.
+        # Skip before a port is reserved: a socket that nobody closes is a warning in a later test.
         binary(kind)
         # The default port of the cluster bus, 10,000 higher, may be taken or not exist.
         self._reserved_bus = reserved()

@@ -96,7 +96,7 @@ class _Forge:
 _forge = cache(_Forge)
 
 
-# In that process.
+# The rest runs in the process that forks.
 
 
 def _take_orders() -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _take_orders() -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         if pid := os.fork():
-            # Before anybody knows it, because all of its group may be killed.
+            # Set its group before anybody knows its pid, because a test kills the whole group.
             os.setpgid(pid, pid)
             print(pid, flush=True)
             _, status = os.waitpid(pid, 0)
