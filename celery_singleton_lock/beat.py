@@ -48,6 +48,8 @@ class SingletonSchedulerMixin(Scheduler):
     # The slot that is being sent, its messages, and those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
+    # The entry with its next run, as Celery has made it before sending the present one.
+    _reserved: Any = None
     # On a standby: the leader's fence, and whether the schedules have yet to be compared.
     _follows = 0
     _compares = False
@@ -106,6 +108,11 @@ class SingletonSchedulerMixin(Scheduler):
                 log.warning("beat.unanswered", "%s", error, entry=entry.name, due=_due_of(entry).isoformat())
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
+    def reserve(self, entry: Any) -> Any:
+        """As Celery's, which calls this before `apply_entry`."""
+        self._reserved = super().reserve(entry)
+        return self._reserved
+
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry that is due, unless another beat has sent it."""
         # A scheduler may call this without `is_due`.
@@ -125,6 +132,9 @@ class SingletonSchedulerMixin(Scheduler):
             log.warning("beat.publish_failed", *text, entry=entry.name, due=due)
             return
         self._known[entry.name] = sent
+        if self._reserved is not None and self._reserved.name == entry.name:
+            # Celery read the clock earlier: an heir, which knows only `sent`, would compute other due times and ids.
+            self._reserved.last_run_at = _moment(sent.sent)
         try:
             self._record(sent)
         except StoreError as error:
