@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-A *slot* is a moment at which an entry is due. The leader claims a slot in the store, sends the entry, and notes the
-slot as sent. The next leader goes on from there: a slot that came due in between is sent once, late. A slot that was
-claimed, but not noted as sent, is sent again, with the same task id.
+A *slot* is a moment at which an entry is due. The leader claims a slot in the store, sends the entry, and records the
+slot as sent. The next leader continues from there: a slot that came due in between is sent once, late. A slot that was
+claimed, but not recorded as sent, is sent again, with the same task id.
 """
 
 import os
@@ -28,10 +28,10 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, 
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
-_LONGEST_PAUSE = 1.0
-# Seconds between two lines about a silent store, and between two notes of a leader.
-_SILENCE = 60.0
-# Prefix of the slot in which a leader notes itself.
+_LONGEST_PAUSE = 1.0  # seconds between two ticks while another beat leads, or the store is silent
+# Seconds between two lines about a silent store, and between two records of the leader.
+_INTERVAL = 60.0
+# Begins the entry under which a leader records itself.
 _LEADER = "\x1f"
 
 
@@ -44,10 +44,12 @@ class SingletonSchedulerMixin(Scheduler):
 
     _lease: Holding | None = None
     _fence = 0
-    _notes_again_at = _logs_again_at = 0.0
+    _records_again_at = _logs_again_at = 0.0
     # The slot that is being sent, its messages, and those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
+    # The entry with its next run, as Celery has made it before sending the present one.
+    _reserved: Any = None
     # On a standby: the leader's fence, and whether the schedules have yet to be compared.
     _follows = 0
     _compares = False
@@ -62,7 +64,7 @@ class SingletonSchedulerMixin(Scheduler):
         pause = _LONGEST_PAUSE
         try:
             if self._leads():
-                if clock() >= self._notes_again_at:
+                if clock() >= self._records_again_at:
                     self._heap = None
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
@@ -70,25 +72,25 @@ class SingletonSchedulerMixin(Scheduler):
                 log.warning("beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
-        # See a loss of the lease before another beat may lead.
+        # Tick so often that a lost lease is seen before another beat may lead.
         return min(pause, options.beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's; called at the take-over, after a change of the schedule, and once a minute."""
+        """As Celery's, from the recorded slots; at the take-over, after a change of the schedule, and once a minute."""
         # Read once: each access to a schedule in a database may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
-        noted = settings.store_of(self.app).slots(self._slots)
+        recorded = settings.store_of(self.app).slots(self._slots)
         for name, entry in schedule.items():
-            slot = noted.pop(name, None) or self._begun(name, entry, now)
-            # Our slot may be newer: its note failed, or the entry was removed and has come back.
+            slot = recorded.pop(name, None) or self._begun(name, entry, now)
+            # Our slot may be newer: recording it failed, or the entry was removed and has come back.
             self._known[name] = max(slot, self._known.get(name, slot), key=lambda slot: slot.sent)
             entry.last_run_at = self._last_run(entry, self._known[name], now)
-        for name in noted:
+        for name in recorded:
             settings.store_of(self.app).change_slot(self._slots, "forget", Slot(name, 0, self._fence))
-        # Note the leader last: a standby compares the schedules as soon as it sees this note.
-        self._note(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
-        self._notes_again_at = clock() + _SILENCE
+        # Record the leader last: a standby compares the schedules as soon as it sees this record.
+        self._record(Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now))
+        self._records_again_at = clock() + _INTERVAL
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
@@ -105,6 +107,11 @@ class SingletonSchedulerMixin(Scheduler):
             if self._logs_again():
                 log.warning("beat.unanswered", "%s", error, entry=entry.name, due=_due_of(entry).isoformat())
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
+
+    def reserve(self, entry: Any) -> Any:
+        """As Celery's, which calls this before `apply_entry`."""
+        self._reserved = super().reserve(entry)
+        return self._reserved
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry that is due, unless another beat has sent it."""
@@ -125,8 +132,11 @@ class SingletonSchedulerMixin(Scheduler):
             log.warning("beat.publish_failed", *text, entry=entry.name, due=due)
             return
         self._known[entry.name] = sent
+        if self._reserved is not None and self._reserved.name == entry.name:
+            # Celery read the clock earlier: an heir, which knows only `sent`, would compute other due times and ids.
+            self._reserved.last_run_at = _moment(sent.sent)
         try:
-            self._note(sent)
+            self._record(sent)
         except StoreError as error:
             log.warning("beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
@@ -154,7 +164,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._give_up()
         super().close()
 
-    def _note(self, slot: Slot) -> None:
+    def _record(self, slot: Slot) -> None:
         settings.store_of(self.app).change_slot(self._slots, "note", slot)
 
     def _claimed(self, entry: Any) -> Slot | None:
@@ -168,7 +178,7 @@ class SingletonSchedulerMixin(Scheduler):
             # Otherwise a clocked entry that is added after its moment would count as sent.
             begins = min(begins, _microseconds(_due_of(entry)) - 1)
         slot = Slot(name, max(0, begins), self._fence, sent=max(0, begins))
-        self._note(slot)
+        self._record(slot)
         return slot
 
     def _last_run(self, entry: Any, slot: Slot, now: int) -> datetime:
@@ -181,7 +191,7 @@ class SingletonSchedulerMixin(Scheduler):
             # The last leader's clock was ahead, or ours was set back: slots until `last` would count as sent.
             last = now
             self._known[slot.entry] = Slot(slot.entry, now, self._fence, sent=now)
-            self._note(self._known[slot.entry])
+            self._record(self._known[slot.entry])
         return _moment(last)
 
     def _leads(self) -> bool:
@@ -215,7 +225,7 @@ class SingletonSchedulerMixin(Scheduler):
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
-            # A schedule in a database may change between two beats' reads.
+            # Compare no schedule of a database: it may change between two beats' reads.
             self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
             log.info("beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if not self._compares:
@@ -223,9 +233,9 @@ class SingletonSchedulerMixin(Scheduler):
         slots = settings.store_of(self.app).slots(self._slots)
         ours = self.schedule.keys()
         theirs = {name for name in slots if not name.startswith(_LEADER)}
-        has_noted = any(slots[name].fence >= leader.fence for name in slots.keys() - theirs)
-        self._compares = not has_noted
-        if has_noted and theirs != ours:
+        has_recorded = any(slots[name].fence >= leader.fence for name in slots.keys() - theirs)
+        self._compares = not has_recorded
+        if has_recorded and theirs != ours:
             text = (
                 "only the leader has %s; only this beat has %s, which nobody sends. Give beats of two schedules "
                 "different names by singleton_beat_name, and end the beats of an old release"
@@ -242,7 +252,7 @@ class SingletonSchedulerMixin(Scheduler):
         """True at once, and then once a minute, because a store may refuse us for days."""
         if clock() < self._logs_again_at:
             return False
-        self._logs_again_at = clock() + _SILENCE
+        self._logs_again_at = clock() + _INTERVAL
         return True
 
     @property
@@ -255,7 +265,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads now, and the note of the last leader, whose `sent` is when it was last seen."""
+    """Whether a beat leads now, and the last leader's record, whose `sent` is when it was last seen."""
     key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]

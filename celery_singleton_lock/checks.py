@@ -45,7 +45,7 @@ def options_of(task: Any) -> options.LockOptions:
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Check the class again: Celery gives a refused task to the next caller.
+    # Check the class again: Celery keeps a task that was refused, and gives it to the next caller.
     found = [*settings.faults_in_settings(task.app), *_faults_in_task(task), *faults]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
@@ -84,7 +84,7 @@ def _faults_in_task(task: Any) -> Iterator[str]:
     if cls.Strategy != Task.Strategy:
         yield (
             f"task {task.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
-            f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
+            f"in a way of its own and take no lock; remove {ours.__name__}, or the base class that sets the Strategy"
         )
     for base in (each for each in cls.__mro__[: cls.__mro__.index(ours)] if "__call__" in vars(each)):
         code = getattr(inspect.unwrap(vars(base)["__call__"]), "__code__", None)
@@ -117,7 +117,7 @@ def check_worker(app: Celery, pool: type) -> None:
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """Without a lease, only the classes of the tasks have to be right."""
+    """End a beat that cannot work. Celery's own schedulers have no lease, and need only tasks whose class is right."""
     tasks = options.lockable(app)
     _checked.add(app)
     if not has_lease:
@@ -178,7 +178,7 @@ def faults_of(app: Celery) -> list[str]:
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
 
     def of_settings() -> None:
-        # Here, because a lazy value may raise.
+        # In a function, so that a lazy value raises inside `_faults_in`.
         options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
 
     return _faults_in(app, of_settings, partial(options.logs_labels, app), *of_beat, *of_tasks)
@@ -196,12 +196,12 @@ def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Acquire, renew, wait for and release a key of nobody's; a `StoreError` if that takes over *bound* seconds."""
+    """Acquire, renew, wait for and release a key that nobody else uses; `StoreError` after *bound* seconds."""
     # The key has the name of a task: the store's user may have no rights on other keys.
     names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
     key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # Pool processes would inherit the connections of the app's own store.
+    # Open another store: pool processes would inherit the connections of the app's own.
     with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
@@ -234,7 +234,7 @@ def queue_of(app: Celery, task: Any) -> str | None:
     """The queue to which calls of *task* go; None if a router has to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
-    except Exception:  # noqa: BLE001 (of a router of the user's)
+    except Exception:  # noqa: BLE001 (a user's router may raise anything)
         return None
     by_route = route if isinstance(route, str) else route.get("queue")
     queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
@@ -264,7 +264,7 @@ def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
             check()
         except ConfigurationError as error:
             faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
-        except Exception:  # noqa: BLE001 (the log tells)
+        except Exception:  # noqa: BLE001 (it is logged)
             # A router or a provider of passwords may work the next time.
             log.error("lock.check_failed", "a part of the check has failed, and the rest continues", exc_info=True)
     return list(faults)

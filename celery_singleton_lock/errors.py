@@ -6,7 +6,7 @@ DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
 
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
-"""The holder is asked to stop, and keeps its lease until it has ended."""
+"""The holder is asked to stop, and keeps its lease until it ends."""
 NotHeldReason = Literal[LostReason, "released", "forked"]
 
 LockHeldState = Literal["held", "cooldown", "queued", "ended"]
@@ -35,7 +35,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """A `CallRevoked` has a reason, too."""
+    """As a `CallRevoked` has one."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -54,13 +54,13 @@ class LockHeld(SingletonLockError):
 
 
 class LockLost(SingletonLockError):
-    """The lease ended, or its holder was asked to end, before the work was done.
+    """The lease ended, or its holder was asked to stop, before the work was done.
 
     Arguments:
         key: The lock key.
         reason: `expired` (the key has no holder now), `taken` (another holder has it), `unreachable` (Redis gave no
             answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
-            end), `released`, or `forked` (a forked child holds nothing).
+            stop), `released`, or `forked` (a forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: NotHeldReason = "expired") -> None:
@@ -70,7 +70,7 @@ class LockLost(SingletonLockError):
 
     def __str__(self) -> str:
         if self.reason in REASONS_TO_STOP:
-            return f"the lease on key={self.key} has to be given back ({self.reason}): the run was asked to end"
+            return f"the lease on key={self.key} has to be given back ({self.reason}): the run was asked to stop"
         return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
 
 
@@ -100,7 +100,7 @@ class StoreRefused(StoreError, ConfigurationError):
 
     Arguments:
         store: Address of the store, without credentials.
-        problem: What it said, in the words of the client library.
+        problem: What the store said, in the words of the client library.
         advice: What to set.
     """
 

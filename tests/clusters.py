@@ -15,7 +15,7 @@ from tests.servers import Server, binary, free_port, reserved, started
 from tests.waiting import until
 
 NODE_TIMEOUT = 1.0
-# Until a test wants it: on a busy machine a server may be silent for a while.
+# No failover until a test wants it: on a busy machine a server may be silent for a while.
 _CALM = 60.0
 SLOTS = 16384
 _MASTERS = 3
@@ -31,23 +31,23 @@ class Node(Server):
     def __init__(
         self, kind: str, *arguments: str, tls: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> None:
-        # Before a port is reserved: a socket that nobody closes is a warning in a later test.
+        # Skip before a port is reserved: a socket that nobody closes is a warning in a later test.
         binary(kind)
-        # The one that goes with its port by default may be somebody else's, or none at all.
+        # The default port of the cluster bus, 10,000 higher, may be taken or not exist.
         self._reserved_bus = reserved()
         self.bus = int(self._reserved_bus.getsockname()[1])
         settings = {
             "cluster-enabled": "yes",
             "cluster-port": self.bus,
             "cluster-node-timeout": round(1000 * _CALM),
-            # A replica that has lost its master long ago is as good.
+            # Without a limit to its age, a replica that lost its master long ago may be promoted, too.
             "cluster-replica-validity-factor": 0,
             "repl-diskless-sync-delay": 0,
         }
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
         self.tls_port = free_port() if tls else None
         if self.tls_port is not None:
-            # Only then do they tell one another of it.
+            # Without `tls-cluster`, the nodes tell nobody their ports for TLS.
             words += ["--tls-port", str(self.tls_port), "--tls-cluster", "yes", *tls]
         super().__init__(kind, *words, *arguments, env=env)
 
@@ -115,7 +115,7 @@ class Cluster:
             node.ask("SET-CONFIG-EPOCH", number + 1)
         for node, (first, behind) in zip(self.nodes, pairwise(bounds), strict=False):
             node.ask("ADDSLOTSRANGE", first, behind - 1)
-        # Each other, for gossip takes its time.
+        # Introduce each node to each other: gossip would take seconds.
         for node in self.nodes:
             for other in self.nodes:
                 if other is not node:
@@ -180,7 +180,7 @@ class Cluster:
 
         def is_over() -> bool:
             nonlocal asked_at
-            # For so long it is tried; on a busy machine the votes may be late.
+            # The server tries for so long; on a busy machine the votes may be late.
             if clock() > asked_at + 6:
                 asked_at = clock()
                 with suppress(redis.ResponseError):

@@ -28,7 +28,7 @@ pytest.register_assert_rewrite("tests.contract.asking", "tests.contract.chapters
 
 
 def pytest_configure() -> None:
-    """Hear Ctrl-C, so that the processes of the tests hear it: in the background a shell has it ignored."""
+    """Let Ctrl-C end the processes that tests start: a shell makes its background processes ignore SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -106,7 +106,7 @@ def recorder(valkey: Server) -> Iterator[Recorder]:
 
 @pytest.fixture(autouse=True)
 def no_store_is_taken_for_silent() -> None:
-    """All stores in memory are one, so a test would find the silence of the test before it."""
+    """All stores in memory are one, so the silence of one test's store would count in the next test."""
     publish._silences.clear()
 
 
@@ -129,7 +129,7 @@ def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPat
             raise
         except StoreError:
             is_long_over = clock() - began > max(bound, 0.0) + 0.2
-            # To a heartbeat a test that holds the GIL looks like a machine that stands still.
+            # Not the heartbeat: a test that holds the GIL looks to it like a machine that stands still.
             is_the_tests = threading.current_thread() is threading.main_thread()
             if not is_long_over and not (is_the_tests and pulse().stood_still() > before):
                 raise
@@ -152,7 +152,7 @@ def nothing_is_left_to_release() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is handed over by this process while a test looks at a server, unless the test asks for it."""
+    """Send no counts while a test watches a server, unless the test asks for it."""
     monkeypatch.setattr(counters, "_will_flush", True)
     yield
     counters._events.clear()

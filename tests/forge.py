@@ -1,4 +1,4 @@
-"""Starts processes of Celery in a third of the time: one that has imported Celery, and nothing else, forks for each.
+"""Starts processes of Celery in a third of the time: a process that has imported nothing but Celery forks each of them.
 
 `python -m tests.forge` takes orders, and becomes what is ordered: `python -m celery ...`, to its very end.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _NEEDS_A_START = {"LD_PRELOAD", "CELERY_CUSTOM_WORKER_POOL"}
-"""Variables that count only from the first instruction on, or as Celery is imported."""
+"""Variables that a fork would ignore: they are read when Python starts, or when Celery is imported."""
 _PATCHED = {"gevent", "eventlet"}
 """Pools before which nothing may be imported."""
 _NEEDED = [
@@ -50,7 +50,7 @@ class Forged:
         return code
 
     def send_signal(self, number: int) -> None:
-        # As `Popen` does: between its end and the file that tells of it, a process is gone already.
+        # As `Popen` does: a process is gone before the file says how it has ended.
         with suppress(ProcessLookupError):
             if self.poll() is None:
                 os.kill(self.pid, number)
@@ -96,7 +96,7 @@ class _Forge:
 _forge = cache(_Forge)
 
 
-# In that process.
+# The rest runs in the process that forks.
 
 
 def _take_orders() -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _take_orders() -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         if pid := os.fork():
-            # Before anybody knows it, because all of its group may be killed.
+            # Set its group before anybody knows its pid, because a test kills the whole group.
             os.setpgid(pid, pid)
             print(pid, flush=True)
             _, status = os.waitpid(pid, 0)

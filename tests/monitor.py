@@ -32,7 +32,7 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
-        # Only its own thread may close the connection from which it reads. If the server has ended, so has the thread.
+        # The ping wakes the thread, which alone may close its connection. If the server has ended, so has the thread.
         with suppress(redis.RedisError):
             self._client.ping()
         self._thread.join(20)

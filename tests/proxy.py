@@ -64,7 +64,7 @@ class Proxy:
         for connection in connections:
             _close(connection, reset=True)
         for pump in pumps:
-            # As long as it reads, the reset is not sent.
+            # While a pump reads from a socket, its reset is not sent.
             pump.join(5)
 
     def move(self, port: int) -> None:
@@ -117,7 +117,7 @@ class Proxy:
         server.settimeout(None)
         with self._guard:
             self._open |= {client, server}
-        # The last request.
+        # The last request, to which the next reply belongs.
         asked: deque[bytes] = deque([b""], maxlen=1)
         for source, target, passes in (
             (client, server, lambda data: self._request(data, asked)),

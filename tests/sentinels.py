@@ -30,7 +30,7 @@ class Sentinel(Server):
 
     def __init__(self, kind: str, *arguments: str) -> None:
         super().__init__(kind)
-        # It keeps there what it learns.
+        # A sentinel writes what it learns into its configuration.
         settings = Path(self.directory) / "sentinel.conf"
         settings.write_text("".join(f"{line}\n" for line in (f"dir {self.directory}", *arguments)))
         program, *_ = self._command

@@ -49,7 +49,7 @@ def reserved(port: int = 0) -> socket.socket:
 def free_port() -> int:
     """A port that is reserved for as long as this process lasts."""
     with reserved() as holder:
-        # Never closed.
+        # The copy is never closed, so no other process is given the port.
         os.dup(holder.fileno())
         return int(holder.getsockname()[1])
 
@@ -69,7 +69,7 @@ class Server:
 
     def __init__(self, kind: str, *arguments: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
         self.kind = kind
-        # Before the port is reserved: a socket that nobody closes is a warning in a later test.
+        # Skip before the port is reserved: a socket that nobody closes is a warning in a later test.
         program = binary(kind)
         self._reserved = reserved(port or 0)
         self.port = int(self._reserved.getsockname()[1])

@@ -20,14 +20,14 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
     """Return the first true value of *condition*; fail if there is none within *timeout* seconds."""
     deadline = time.monotonic() + timeout
     while True:
-        # Before the look, so that there is a last one after the deadline, however long this process has been paused.
+        # Compare before the look: a process that was paused beyond the deadline looks once more.
         is_over = time.monotonic() > deadline
         problem = None
         try:
             if value := condition():
                 return value
         except StoreError as error:
-            # A machine that pauses for longer than a request may take is no fault.
+            # Look again: a machine that pauses for longer than a request may take is no fault.
             problem = error
         if is_over:
             raise AssertionError(f"not within {timeout:g} s: {what}") from problem

@@ -1,4 +1,4 @@
-"""Find the lock that an operator names, ask its holders to stop, wait for that, and drop marks and turns."""
+"""Find the lock that an operator names, ask its holders to stop, wait until they have, and drop marks and turns."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ from celery_singleton_lock.operations.rows import Locks, Row, a_few, duration, i
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
-_LOOK_AGAIN = 0.2
+_LOOK_AGAIN = 0.2  # seconds
 _UNTIL_A_RENEWAL = 0.5  # of the time left, which is at least 2/3 ttl; the next renewal is at most 1/3 ttl away
-_TO_END = 5.0
+_TO_END = 5.0  # seconds from the renewal to the end of a run that lets `LockLost` through
 
 
 def _name_of(holder: Holder) -> str:
@@ -69,7 +69,7 @@ class Plan:
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
     marks = bool(plan.dropped) and plan.name is None
-    turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, plan.key, by) else []
+    turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, plan.key) else []
     tokens = [holder.token for holder in plan.holders]
     asked, dropped = locks.inventory.break_lock(plan.key, tokens, by, marks=marks, force=force)
     for holder in asked:
@@ -77,18 +77,18 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(plan.key, plan.name)
         for turn in plan.turns:
-            # The message of a living call carries its rank, so its next request gets the same position back.
+            # A living call loses nothing: its message carries its rank, with which it gets its position back.
             locks.store.release(Claim(plan.key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(plan.key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
     return replace(plan, holders=asked, dropped=[*dropped, *turns])
 
 
-def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
+def _drop_dead_turns(locks: Locks, key: str) -> bool:
     """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
     has_dropped = False
     while True:
-        locks.inventory.break_lock(key, (), by)
+        locks.store.wake_next(key)
         dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
         for turn in dead:
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
@@ -119,7 +119,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
-    """Drop those of these marks that are still there, of locks that nobody holds now.
+    """Drop the *agreed* marks that are still there, except in locks that somebody holds now.
 
     Returns the dropped marks, and the number of held locks.
     """
@@ -127,7 +127,7 @@ def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
-        # The turn of the call is dropped, too. By the task id, so the mark of a later call stays.
+        # Named by the task id, so the mark of a later call stays. The turn of the call is dropped, too.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 

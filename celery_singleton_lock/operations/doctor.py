@@ -25,20 +25,20 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
 
-_SLOW = 0.02
-_CLOCKS_DIFFER_BY = 1.0
-_OLDEST = 7
-_NEARLY_ALL = 0.8
+_SLOW = 0.02  # seconds of a round trip
+_CLOCKS_DIFFER_BY = 1.0  # seconds
+_OLDEST = 7  # major version of Redis
+_NEARLY_ALL = 0.8  # of the connections
 _FEW_SLOTS = 4
-_LONG_TTL = 600.0
-_QUEUED_LONG = 60.0
+_LONG_TTL = 600.0  # seconds
+_QUEUED_LONG = 60.0  # seconds
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _CLOCK_WRONG = "ages and the slots of a beat are wrong by as much, leases are not; fix the time service of that clock"
-_PREVENTED = "not checked, because of what is said above"
+_PREVENTED = "not checked, because of the fault above"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
 _SILENT = (
-    "on a worker that has not answered, because it is dead, busy or cut off from the broker, or of another deployment "
+    "on a worker that has not answered, because it is dead, busy, cut off from the broker, or of another deployment "
     "with the same singleton_lock_prefix and store"
 )
 _IDLE = "not active on a worker that has answered"
@@ -269,7 +269,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if not workers:
         # A worker takes questions only under these two conditions.
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
-            why = "their broker has no broadcasts, as SQS has none, or worker_enable_remote_control is off"
+            why = "their broker, such as SQS, has no broadcasts, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"
         is_well = None if app.conf.task_always_eager or not options.lockable(app) else False
         return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
@@ -334,7 +334,7 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
 
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
-_WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
+_WAITING = "lock_on_conflict='wait' occupies a pool slot, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
     "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
     "singleton_lock_prefix"

@@ -27,8 +27,8 @@ T = TypeVar("T")
 _PATIENCE = 1.75  # seconds for which a request waits
 _SLOW = _PATIENCE / 4  # seconds of a slow look
 _TRIAL = 1.25  # less than `_PATIENCE`, or a request would give up before the error of the trial
-_TRIED_EVERY = 3.0
-_AGAIN_AFTER_AN_ERROR = 1.0
+_TRIED_EVERY = 3.0  # seconds
+_AGAIN_AFTER_AN_ERROR = 1.0  # seconds
 _REST = 20  # an answer serves 20 times as long as its look took, so looks take at most 1/20 of the store's time
 _AT = "{:%Y-%m-%d %H:%M:%S}"
 _MOST_ROWS = 200
@@ -54,7 +54,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The answer that serves now. If there is none, a thread begins to look, and gives the answer."""
+        """The present answer. If there is none, or it is too old, a thread begins to look for a new one."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):

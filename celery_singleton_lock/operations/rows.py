@@ -27,7 +27,7 @@ _COLUMNS = 100
 _CUT = {"lock", "label", "worker", "queue"}
 _HIDDEN_IF_EMPTY = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
-_BEGIN = 8
+_BEGIN = 8  # letters of a shortened name
 _DUE_NOW = 0.1  # seconds: the times of a mark are rounded
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
@@ -140,7 +140,7 @@ class Locks:
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How far back the history goes. Otherwise readers take a forgotten event for one that never happened."""
+        """How far back the history goes. Otherwise readers would take a forgotten event for one that never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return options.as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")

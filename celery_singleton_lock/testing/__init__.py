@@ -174,8 +174,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if clock() > give_up_at:
             raise SingletonLockError(f"{said}: key={key} is still held {_EXPIRES_WITHIN:g} s later")
         time.sleep(_A_MILLISECOND)
-    # With an unknown token, a release only wakes the waiters.
-    store.release(Claim(key, new_token(), _TTL), None)
+    store.wake_next(key)
     for renewal in renewals.values():
         renewal.lose("expired")
     _await_reports()

@@ -144,7 +144,7 @@ def skipped(scene: Scene) -> Seen:
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The first line comes once; later refusals are told at DEBUG.
 
-    The state is `RETRY` meanwhile if it was a pool process that refused the call.
+    The state is `RETRY` meanwhile if a pool process refused the call.
 
     If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
@@ -174,7 +174,7 @@ def superseded(scene: Scene) -> Seen:
 
 @situation("A run is replaced")
 def replaced(scene: Scene) -> Seen:
-    """`lock_on_conflict="replace"`: a later call has taken over. This is what is seen of the run that had to end.
+    """`lock_on_conflict="replace"`: a later call has taken over. The lines are those of the run that had to end.
 
     [The result names the successor](../how-to/results.md).
     """

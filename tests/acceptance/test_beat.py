@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -47,13 +47,7 @@ class Beat(Process):
 @pytest.fixture
 def start() -> Iterator[Callable[..., Beat]]:
     with ExitStack() as ends:
-
-        def start(*arguments: Any) -> Beat:
-            beat = Beat(*arguments)
-            ends.callback(beat.close)
-            return beat
-
-        yield start
+        yield lambda *arguments: ends.enter_context(closing(Beat(*arguments)))
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """`lock_label`: what operators read beside a key; off by default, and it costs no call its run."""
 
 import json
-import logging
 import os
 import signal
 
 import pytest
-from celery import Celery
 
-from celery_singleton_lock import Lock, SingletonTask, StoreError
 from tests.acceptance import label_app as tasks
 from tests.acceptance.conftest import Operate
 from tests.recorder import Recorder
-from tests.servers import Server
 from tests.waiting import SOON, until
 from tests.workers import workers
 
@@ -73,20 +69,3 @@ def test_the_log_has_it_where_one_says_so_and_names_what_has_died(recorder: Reco
         tasks.labelled.delay("k", 8, 60.0)
         died = f"task_id={lost.id} label='supplier 8' task={tasks.labelled.name} host="
         until(lambda: died in heir.log(), "the heir tells")
-
-
-def test_a_newline_in_a_name_or_an_id_begins_no_line(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
-    evil = "a\nERROR lock.lost key=b \x1b[31m"
-    app = Celery("evil", set_as_current=False)
-    app.conf.update(singleton_lock_url=valkey.url, task_always_eager=True)
-
-    @app.task(base=SingletonTask, name=evil, shared=False, lock_key=())
-    def task() -> None: ...
-
-    with caplog.at_level("DEBUG", "celery_singleton_lock"):
-        with Lock(evil, app=app):
-            task.apply(task_id=evil)
-        logging.getLogger("celery_singleton_lock").warning("lock.unanswered key=%s: %s", "k", StoreError("s", evil))
-
-    assert len(caplog.messages) >= 4
-    assert all(message.isprintable() for message in caplog.messages)

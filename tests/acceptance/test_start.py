@@ -76,13 +76,7 @@ class Starting(Process):
 @pytest.fixture
 def started() -> Iterator[Callable[..., Starting]]:
     with ExitStack() as ends:
-
-        def start(*command: Any) -> Starting:
-            process = Starting(*command)
-            ends.callback(process.close)
-            return process
-
-        yield start
+        yield lambda *command: ends.enter_context(closing(Starting(*command)))
 
 
 @pytest.fixture
@@ -269,16 +263,6 @@ def test_locks_in_memory_are_refused_before_a_pool_of_processes_starts(caplog: p
     (line,) = [text for text in caplog.messages if "lock.misconfigured: " in text]
     for words in ("singleton_lock_url='memory://'", "'prefork'", "'redis://localhost:6379/0'", "--pool threads"):
         assert words in line
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
-def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:
-    env = {**env_of(singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
-
-    (line,) = beat(env).refused()
-
-    assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat", "'redis://localhost:6379/0'"))
 
 
 @contextmanager

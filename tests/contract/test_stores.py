@@ -77,15 +77,16 @@ class TestMemoryStore(StoreContract):
 
         assert granted(store.acquire(claim("b"))).took_over is (not mine.min_hold)
 
-    def test_a_clock_that_is_set_back_makes_no_cool_down_longer(self, store: MemoryStore) -> None:
-        mine = claim("a", min_hold=10.0)
-        granted(store.acquire(mine))
+    def test_a_clock_that_is_set_back_makes_no_cool_down_longer_and_no_fence_lower(self, store: MemoryStore) -> None:
+        mine = claim("a", limit=2, min_hold=10.0)
+        fence = granted(store.acquire(mine)).fence
         self.time -= 3600
+        assert granted(store.acquire(claim("b", limit=2))).fence > fence
         store.release(mine, 1)
 
         self.time += 10.001
 
-        granted(store.acquire(claim("b")))
+        granted(store.acquire(claim("c", limit=2)))
 
     def test_a_waiter_may_be_so_late_after_its_call_and_not_later(self, store: MemoryStore) -> None:
         granted(store.acquire(claim("a", ttl=10.0)))

@@ -8,8 +8,8 @@ PATH = Path(__file__).parents[2] / "docs" / "reference" / "endings.md"
 
 _HEAD = f"""# How a run can end
 
-However a run ends, its key comes free, and the next call runs. Nobody else runs before, and nothing renews the lease
-afterwards. Each cell was found on a real worker by `tests/endings` (`make endings WRITE_DOCS=1 ARGS=-n0`).
+However a run ends, its key comes free, and the next call runs. No other run begins before that, and nothing renews the
+lease afterwards. Each cell was found on a real worker by `tests/endings` (`make endings WRITE_DOCS=1 ARGS=-n0`).
 
 * *at once*: the process that runs the body releases the key when the body ends.
 * *within seconds*: that process is dead. The main process of the worker notices, and releases the key within

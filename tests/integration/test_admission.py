@@ -343,17 +343,6 @@ def test_a_caller_in_a_cool_down_gets_the_earlier_result_and_waits_for_none_that
             again.get(timeout=5)
 
 
-def test_a_success_may_publish_the_next_call_where_none_may_be_queued_during_a_run(world: World) -> None:
-    def publish_the_next(task: Any, result: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        task.apply_async(args, task_id="the-next")
-
-    world.define(lock_mode="until_executed", on_success=publish_the_next)
-
-    assert world.deliver(publish(world)) == "SUCCESS"
-    sent = world.sent
-    assert sent.headers["id"] == "the-next"
-
-
 @pytest.mark.parametrize(("limit", "publishes"), [(1, publish), (2, publish), (1, publish_by_name)])
 @pytest.mark.parametrize("policy", ALL)
 def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(

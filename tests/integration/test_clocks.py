@@ -1,4 +1,4 @@
-"""A server whose clock is set: the log says so once, and nobody keeps a place for the difference."""
+"""A server whose clock is set: the log says so once, with the size of the step."""
 
 import logging
 import time
@@ -75,23 +75,3 @@ def test_a_step_is_told_once_with_its_size(
     size = float(told.partition("step=")[2].partition(":")[0])
     # The machine may stand still between the two clocks that are compared.
     assert abs(size - float(step)) < 10
-
-
-@pytest.mark.parametrize("step", ["-0.3", "-60", "-3600"])
-def test_a_fence_does_not_fall_while_the_key_is_held(server: Server, wall_clock: FakeClock, step: str) -> None:
-    with lock_in(server, limit=2) as before:
-        set_to(server, wall_clock, step)
-        with lock_in(server, limit=2) as after:
-            assert after.fence > before.fence
-
-
-def test_a_clock_that_is_set_back_keeps_no_place_for_the_difference(server: Server, wall_clock: FakeClock) -> None:
-    with lock_in(server, limit=2), lock_in(server, limit=2):
-        set_to(server, wall_clock, "-60")
-
-    for lock in [lock_in(server, limit=2) for _ in range(2)]:
-        lease = lock.acquire(timeout=30)
-        assert not lease.took_over
-        lease.release()
-    with server.client() as client:
-        assert client.keys() == []

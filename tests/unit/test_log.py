@@ -74,15 +74,16 @@ def test_values_are_whole_and_the_line_is_one(
     formatter: str, written: StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "shows_labels", True)
-    log.note_label("a\n1", "supplier\n7")
+    log.note_label("a\n1", "supplier\n\x1b7")
 
-    log.write(logging.WARNING, "lock.late", "%s", OSError("no\nanswer"), key="k", task_id="a\n1", late=1.2345, leases=2)
+    error = OSError("no\nanswer\x1b")
+    log.write(logging.WARNING, "lock.late", "%s", error, key="k", task_id="a\n1", late=1.2345, leases=2)
 
     (line,) = lines(written)
     assert line[MESSAGE[formatter]] == (
-        r"lock.late key=k task_id=a\n1 label='supplier\\n7' late=1.2 leases=2: no\nanswer"
+        r"lock.late key=k task_id=a\n1 label='supplier\\n\\x1b7' late=1.2 leases=2: no\nanswer\x1b"
     )
-    assert (line["task_id"], line["lock_label"], line["late"], line["leases"]) == ("a\n1", "supplier\n7", 1.2345, 2)
+    assert (line["task_id"], line["lock_label"], line["late"], line["leases"]) == ("a\n1", "supplier\n\x1b7", 1.2345, 2)
 
 
 def test_a_line_that_is_not_written_makes_no_record(written: StringIO) -> None:

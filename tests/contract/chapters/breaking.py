@@ -10,7 +10,6 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
-    OTHER,
     SHORT,
     Contract,
     Waiter,
@@ -57,17 +56,6 @@ class Breaking(Contract):
         ]
         assert 50 < survey.marks[0].expires_in <= 60
         assert survey.waiting == 2
-
-    def test_a_survey_tells_who_waits_in_the_order_of_their_turns(self, store: Store) -> None:
-        store.acquire(claim("a", task_id="id-of-a"))
-        with Waiter(store, claim("w", task_id="id-of-w")) as waiter, Waiter(store, claim("v")) as lock:
-            queued(waiter.ask())
-            queued(lock.ask())
-            here, other = store.survey([KEY, OTHER])
-
-        assert [turn.task_id for turn in here.turns] == ["id-of-w", None]
-        assert all(turn.expires_in > 0 for turn in here.turns)
-        assert other.turns == ()
 
     def test_whatever_keeps_a_call_out_says_what_it_is(self, store: Store) -> None:
         def in_the_way(**wanted: Any) -> tuple[str | None, HolderState]:

@@ -1,9 +1,7 @@
 """Those who wait in a process: their queue, how they sleep, and how one listener hears many channels and wakes them."""
 
-import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -71,26 +69,6 @@ class Hearing(Contract):
             store.listener.remove(CHANNEL)
 
         assert "hello" not in first
-
-    def test_after_any_adding_and_removing_those_are_heard_that_were_added_last(self, store: Store) -> None:
-        chance, told = random.Random(7), defaultdict[str, list[str]](list)
-        channels = [f"{KEY}:{number}" for number in range(20)]
-        wanted = dict.fromkeys(channels, False)
-        for channel in chance.choices(channels, k=2000):
-            wanted[channel] = not wanted[channel]
-            if wanted[channel]:
-                store.listener.add(channel, told[channel].append)
-            else:
-                store.listener.remove(channel)
-
-        def right(channel: str) -> bool:
-            return publish(store, channel, "hello") == wanted[channel]
-
-        until(lambda: all(map(right, channels)), "the server knows which")
-        heard = [channel for channel in channels if wanted[channel]]
-        until(lambda: all("hello" in told[channel] for channel in heard), "they are heard")
-        for channel in heard:
-            store.listener.remove(channel)
 
     def test_thousands_of_channels_are_heard_each_by_its_own(self, store: Store) -> None:
         told = {f"{KEY}:{number}": list[str]() for number in range(3000)}
@@ -243,20 +221,6 @@ class Queue(Contract):
         else:
             self.let_expire(store) if gone == "with its holder" else store.release(claim("a"), 1)
             granted(store.acquire(claim("newcomer")))
-
-    def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        with Waiter(store, claim("w")) as waiter:
-            queued(waiter.ask())
-            releasing = threading.Timer(0.2, store.release, (claim("a"), 1))
-            releasing.start()
-            asleep_at = clock()
-
-            waiter.sleep(20)
-
-            assert clock() - asleep_at < 10
-            releasing.join()
-            granted(waiter.ask())
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(

@@ -87,15 +87,6 @@ class Leasing(Contract):
 
         assert fences == sorted(set(fences))
 
-    def test_a_lock_is_held_for_as_long_as_it_is_renewed(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-
-        for _ in range(6):
-            self.pass_time(SHORT / 4)
-            assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.RENEWED]
-
-        assert tokens(store.holders(KEY)) == ["a"]
-
     def test_a_lease_past_its_deadline_is_renewed_while_nobody_else_has_had_its_place(self, store: Store) -> None:
         granted(store.acquire(claim("a", ttl=SHORT, limit=2)))
         granted(store.acquire(claim("long", limit=2)))  # so that the key stays
@@ -136,17 +127,6 @@ class Leasing(Contract):
         assert before == [Renewal.RENEWED]
         assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.TAKEN]
         assert tokens(store.holders(KEY)) == ["w"]
-
-    def test_a_lock_whose_data_the_store_has_lost_is_not_revived(
-        self, store: Store, lose_all: Callable[[], object]
-    ) -> None:
-        store.acquire(claim("a"))
-        lose_all()
-
-        answers = store.renew([claim("a")], 1.0)
-
-        assert answers == [Renewal.GONE]
-        granted(store.acquire(claim("b")))
 
     def test_renewals_are_answered_one_by_one_in_their_order(self, store: Store) -> None:
         store.acquire(claim("a", key=KEY))

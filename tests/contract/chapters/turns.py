@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Done, Facts, Grant, Marked, Position, Renewal
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Done, Facts, Grant, Marked, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
@@ -331,18 +331,6 @@ class Turns(Contract):
             assert free.facts.task_id in _called(heard)
         assert len(line_of(store)) == len(names)
 
-    def test_a_call_that_was_passed_over_goes_before_all_others_when_it_comes(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        busy, other, _ = [turn_of(store, each) for each in ("busy", "other", "last")]
-        with listening(store, "busy", "other", "last"):
-            store.release(claim("a"), 1)
-            self.pass_time(WOKEN + 0.1)
-            granted(store.acquire(other))
-
-            assert refused(store.acquire(busy)).rank
-
-        assert line_of(store) == ["busy", "last"]
-
     def test_only_the_next_few_are_near(self, store: Store) -> None:
         store.acquire(claim("a"))
         calls = [turn_of(store, str(number)) for number in range(5)]
@@ -355,8 +343,9 @@ class Turns(Contract):
 
     def test_who_looks_and_has_no_turn_comes_and_leaves_nothing(self, store: Store) -> None:
         stranger = replace(message("stranger"), rank=7)
-        assert store.look(stranger).comes
-        self.nothing_is_left(store)
+        for each in (stranger, message("newcomer")):
+            assert store.look(each).comes
+            self.nothing_is_left(store)
 
         store.acquire(claim("a"))
         assert store.look(stranger).comes
@@ -377,13 +366,6 @@ class Turns(Contract):
 
             granted(store.acquire(replace(newcomer, rank=answer.rank)))
         assert line_of(store) == ["later"]
-
-    def test_a_newcomer_that_finds_a_place_free_leaves_nothing_and_comes(self, store: Store) -> None:
-        place = store.look(message("newcomer"))
-
-        assert isinstance(place, Position)
-        assert place.comes
-        self.nothing_is_left(store)
 
     def test_a_turn_that_is_taken_for_a_message_which_has_gone_meanwhile_ends(self, store: Store) -> None:
         store.acquire(claim("a"))
