@@ -13,7 +13,7 @@ from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.store import Store
-from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
+from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_by
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -24,8 +24,6 @@ _SHORTEST_PAUSE = 0.05
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
-# Seconds without a lease after which the thread ends.
-_LINGERS = 5.0
 # For each beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
@@ -38,16 +36,22 @@ class RenewalThread(DaemonThread):
     writes the log and calls event loops, whose locks only greenlets may take.
     """
 
-    def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
-        self.store = store
+    is_native = True
+
+    def __init__(self, threads: "dict[Hashable, RenewalThread]", part: Hashable, store: Store) -> None:
         self._threads = threads
         self._part = part
+        self._address = store.address
+        self._greenlet = None
         self._client = store
+        if patched_by() is not None:
+            self._greenlet = Background(lambda: bool(self.watching))
+            self._client = store.clone()
+        store.on_clock_step = self._client.on_clock_step = self._report_step
         # Weak references: a lease that nobody can release must not be renewed for ever.
         self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
-        self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
 
     def add(self, holding: "Holding") -> None:
         holding.thread = self
@@ -72,21 +76,19 @@ class RenewalThread(DaemonThread):
                 self.watching.pop(known, None)
         return watched
 
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        self._threads.setdefault(self._part, self)
-        start_native_thread(partial(run, mark))
-
     def _has_work(self) -> bool:
         return bool(self.watching)
 
     def _step(self) -> bool:
+        # A thread that has ended may have been started again.
+        self._threads.setdefault(self._part, self)
         # A lease that is added after `watched` has looked must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
                 self._wakes.get_nowait()
         due = [min(one.next_renewal, one.deadline) for one in self.watched()]
-        self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
+        self._wakes_at = due_at = min(due, default=clock() + LINGERS)
         with suppress(Empty):
             self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
@@ -126,9 +128,6 @@ class RenewalThread(DaemonThread):
             # A lease that waits for its answer must not be reported as late.
             holding.next_renewal = sent_at + bound
         try:
-            if self._greenlet is not None and self._client is self.store:
-                self._client = self.store.clone()
-                self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
             answers = self._client.renew([holding.claim for holding in holdings], bound)
         except Exception as error:  # noqa: BLE001 (as no answer: one error must not cost a lease)
             for holding in holdings:
@@ -148,6 +147,10 @@ class RenewalThread(DaemonThread):
         self._call(partial(holding.lose, reason))
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
+
+    def _report_step(self, seconds: float) -> None:
+        text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
+        self._log(log.warning, "lock.clock", text, store=self._address, step=seconds)
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
         # In the background: a handler of the log may block, and renewals would be late.
@@ -181,8 +184,7 @@ class Heartbeat:
         part = store.part_of(holding.key) if store.has_parts else store
         thread = self.threads.get(part)
         if thread is None:
-            store.on_clock_step = partial(_report_step, store.address)
-            thread = RenewalThread(self.threads, store, part)
+            thread = self.threads.setdefault(part, RenewalThread(self.threads, part, store))
         thread.add(holding)
 
     def watched(self) -> "list[Holding]":
@@ -197,11 +199,6 @@ def tell_late(late: "dict[Holding, float]") -> None:
             told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
             background.submit(partial(log.warning, "lock.late", text, **told))
         count(one.store, one.key, "late", one.task_name)
-
-
-def _report_step(address: str, seconds: float) -> None:
-    text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-    background.submit(partial(log.warning, "lock.clock", text, store=address, step=seconds))
 
 
 heartbeat = Heartbeat()

@@ -10,6 +10,8 @@ from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
 
+LINGERS = 5.0
+"""Seconds without work after which a thread ends."""
 _LONGEST_START = 2.0
 
 # The public function raises without a loop, which is slow.
@@ -51,10 +53,6 @@ def current_greenlet() -> Any:
     return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
 
 
-def start_native_thread(run: Callable[[], None]) -> None:
-    original("_thread", "start_new_thread")(run, ())
-
-
 def original(module: str, name: str) -> Any:
     if "gevent.monkey" in sys.modules:
         return sys.modules["gevent.monkey"].get_original(module, name)
@@ -69,6 +67,7 @@ class DaemonThread:
     Starting takes no lock: a signal that raises could leave it locked. If two threads start, the first one ends.
     """
 
+    is_native = False  # a real thread even where others are greenlets
     _running: object = None
     _begun: object = ()  # if None, `ensure` would start no thread
     _begins_by = 0.0
@@ -82,7 +81,9 @@ class DaemonThread:
         try:
             self._begins_by = clock() + _LONGEST_START
             self._running = mark
-            self._start(self._live, mark)
+            # `threading.Thread.start` waits for the thread, and a signal that raises in that wait becomes another error.
+            start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
+            start(self._live, (mark,))
         except BaseException:
             # A signal handler has raised, or no thread can start.
             self._running = None
@@ -103,7 +104,3 @@ class DaemonThread:
             with suppress(RuntimeError):
                 if self._has_work():
                     self.ensure()
-
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        # `threading.Thread.start` waits for the thread, and a signal that raises in that wait becomes another error.
-        _thread.start_new_thread(run, (mark,))

@@ -14,7 +14,7 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis import packed
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
+from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, original, patched_by
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.connection import Connections
@@ -29,7 +29,6 @@ _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 _AFTER_A_BUG = 1.0
-_LINGERS = 5.0  # seconds for which the thread stays without a channel
 _POLLIN = 1
 _NEVER = float("inf")
 
@@ -74,6 +73,8 @@ class Listener(DaemonThread):
 
     Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
     """
+
+    is_native = True
 
     def __init__(self, servers: "Connections") -> None:
         self._heard: dict[str, Heard] = {}
@@ -120,9 +121,6 @@ class Listener(DaemonThread):
             while self._untold:
                 self._untold.popleft()()
 
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        start_native_thread(partial(run, mark))
-
     def _has_work(self) -> bool:
         return bool(self._heard)
 
@@ -158,7 +156,7 @@ class Listener(DaemonThread):
             with self._losing(wire):
                 wire.send(commands)
         if self._heard or self._changed:
-            self._leaves_at = clock() + _LINGERS
+            self._leaves_at = clock() + LINGERS
         elif clock() >= self._leaves_at:
             self._hang_up()
             return False
