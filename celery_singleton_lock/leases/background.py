@@ -53,7 +53,7 @@ class Background(DaemonThread):
             heappush(self._waiting, self._get(max(0.0, due_in)))
         except Empty:
             if not self._waiting:
-                return self._stays()
+                return False
         if self._calls.empty() and self._waiting[0][0] <= clock():
             call = heappop(self._waiting)[2]
             try:

@@ -38,9 +38,8 @@ class RenewalThread(DaemonThread):
 
     is_native = True
 
-    def __init__(self, threads: "dict[Hashable, RenewalThread]", part: Hashable, store: Store) -> None:
-        self._threads = threads
-        self._part = part
+    def __init__(self, where: tuple[int, Hashable], store: Store) -> None:
+        self._where = where
         self._address = store.address
         self._greenlet = None
         self._client = store
@@ -77,11 +76,12 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        return bool(self.watching)
+        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
+        return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
         # A thread that has ended may have been started again.
-        self._threads.setdefault(self._part, self)
+        _threads.setdefault(self._where, self)
         # A lease that is added after `watched` has looked must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
@@ -93,9 +93,9 @@ class RenewalThread(DaemonThread):
             self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
             return True
-        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
-        if not due and self._greenlet is None:
-            self._threads.pop(self._part, None)
+        if not due:
+            if not self._has_work():
+                _threads.pop(self._where, None)
             return False
         self._wakes_at = _NEVER
         try:
@@ -164,32 +164,28 @@ class RenewalThread(DaemonThread):
             self._greenlet.put(call)
 
 
-class Heartbeat:
-    """Keeps the leases of a process alive, and tells each holder whose lease cannot be kept.
+# By pid, because after a fork the threads are the parent's. By server, because a silent one must not cost the leases at
+# the others.
+_threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
-    Each server has a thread of its own: a silent server must not cost the leases at the others. A signal may raise
-    anywhere in `watch`, so `watch` and the threads share no lock.
+
+def watch(holding: "Holding") -> None:
+    """Keep a lease alive, and tell its holder if it cannot be kept.
+
+    A signal may raise anywhere in here, so this function and the threads share no lock.
     """
+    store = holding.store
+    where = holding.pid, store.part_of(holding.key) if store.has_parts else store
+    thread = _threads.get(where)
+    if thread is None:
+        counters.ensure_own()
+        thread = _threads.setdefault(where, RenewalThread(where, store))
+    thread.add(holding)
 
-    def __init__(self) -> None:
-        self._pid = 0
-        self.threads: dict[Hashable, RenewalThread] = {}
 
-    def watch(self, holding: "Holding") -> None:
-        if self._pid != holding.pid:
-            # After a fork, the threads are the parent's.
-            self._pid, self.threads = holding.pid, {}
-            counters.ensure_own()
-        store = holding.store
-        part = store.part_of(holding.key) if store.has_parts else store
-        thread = self.threads.get(part)
-        if thread is None:
-            thread = self.threads.setdefault(part, RenewalThread(self.threads, part, store))
-        thread.add(holding)
-
-    def watched(self) -> "list[Holding]":
-        threads = list(self.threads.values()) if self._pid == os.getpid() else []
-        return [holding for thread in threads for holding in thread.watched()]
+def watched() -> "list[Holding]":
+    threads = [thread for (pid, _), thread in list(_threads.items()) if pid == os.getpid()]
+    return [holding for thread in threads for holding in thread.watched()]
 
 
 def tell_late(late: "dict[Holding, float]") -> None:
@@ -199,6 +195,3 @@ def tell_late(late: "dict[Holding, float]") -> None:
             told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
             background.submit(partial(log.warning, "lock.late", text, **told))
         count(one.store, one.key, "late", one.task_name)
-
-
-heartbeat = Heartbeat()

@@ -83,8 +83,9 @@ class Listener(DaemonThread):
         self._wires: dict[Connections, _Wire] = {}
         self._wire_of: dict[str, _Wire] = {}
         self._deaf: dict[str, None] = {}  # channels without a subscription
-        self._pipe: tuple[int, int] | None = None
-        self._leaves_at = 0.0
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
         self.is_refused: bool = False  # this user may not subscribe
         # If two threads were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
@@ -114,9 +115,8 @@ class Listener(DaemonThread):
     def _change(self, channel: str) -> None:
         self._changed.append(channel)
         self.ensure()
-        if self._pipe is not None:
-            with suppress(BlockingIOError):
-                original("os", "write")(self._pipe[1], b"!")
+        with suppress(BlockingIOError):
+            original("os", "write")(self._pipe[1], b"!")
         with suppress(IndexError):
             while self._untold:
                 self._untold.popleft()()
@@ -146,21 +146,14 @@ class Listener(DaemonThread):
                 return True
 
     def _listen(self) -> bool:
-        """Subscribe new channels, then hear messages until something is due. False ends the thread."""
-        if self._pipe is None:
-            self._pipe = os.pipe()
-            for end in self._pipe:
-                os.set_blocking(end, False)
+        """Subscribe new channels, then hear messages until something is due. False if nothing was there to hear."""
         changed = dict.fromkeys([self._changed.popleft() for _ in range(len(self._changed))])
         for wire, commands in self._commands(changed).items():
             with self._losing(wire):
                 wire.send(commands)
-        if self._heard or self._changed:
-            self._leaves_at = clock() + LINGERS
-        elif clock() >= self._leaves_at:
+        if not self._wait(self._pipe[0]) and not self._heard:
             self._hang_up()
             return False
-        self._wait(self._pipe[0])
         for wire in list(self._wires.values()):
             with self._losing(wire):
                 # Read first: after a pause of this process, the server would count as late though the reply is there.
@@ -168,11 +161,11 @@ class Listener(DaemonThread):
                 self._look_after(wire)
         return True
 
-    def _wait(self, pipe: int) -> None:
+    def _wait(self, pipe: int) -> bool:
         poll = original("select", "poll")()
         now = clock()
         poll.register(pipe, _POLLIN)
-        due = [self._leaves_at]
+        due = [now + LINGERS]
         for wire in self._wires.values():
             due += [wire.due, now + wire.server.looks_every]
             if wire.connection is not None and wire.server.looks_every == _NEVER:
@@ -180,6 +173,7 @@ class Listener(DaemonThread):
         ready = poll.poll(max(0, ceil(1000 * (min(due) - now))))
         if any(readable == pipe for readable, _ in ready):
             original("os", "read")(pipe, 4096)
+        return bool(ready)
 
     def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[tuple[str, str]]]:
         commands: dict[_Wire, list[tuple[str, str]]] = {}
@@ -236,11 +230,11 @@ class Listener(DaemonThread):
                 self._tell(channel, LISTENING)
             elif word == "sunsubscribe" and is_ours and not is_expected:
                 # The slot of the channel has moved to another server.
-                self._try_elsewhere(wire, channel)
+                self._seek_again(wire, [channel])
 
     def _refused(self, wire: _Wire, channel: str, error: exceptions.ResponseError) -> None:
         if isinstance(error, exceptions.AskError) or is_passing(error):
-            self._try_elsewhere(wire, channel)
+            self._seek_again(wire, [channel])
             return
         self._wire_of.pop(channel, None)
         if not self.is_refused:
@@ -251,12 +245,13 @@ class Listener(DaemonThread):
             self._log(partial(log.warning, "lock.not_subscribed", *told, store=address))
         self._tell(channel, DEAF)
 
-    def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
-        self._wire_of.pop(channel, None)
+    def _seek_again(self, wire: _Wire, channels: Iterable[str]) -> None:
         # Doubt the server, so that the cluster is asked for the owner.
         wire.server.close()
         wire.try_later()
-        self._deafen(channel)
+        for channel in channels:
+            self._wire_of.pop(channel, None)
+            self._deafen(channel)
 
     def _look_after(self, wire: _Wire) -> None:
         now = clock()
@@ -279,11 +274,7 @@ class Listener(DaemonThread):
             yield
         except exceptions.RedisError:
             wire.hang_up()
-            wire.server.close()
-            wire.try_later()
-            for channel in [channel for channel, at in self._wire_of.items() if at is wire]:
-                del self._wire_of[channel]
-                self._deafen(channel)
+            self._seek_again(wire, [channel for channel, at in self._wire_of.items() if at is wire])
 
     def _hang_up(self) -> None:
         for wire in self._wires.values():
