@@ -61,14 +61,27 @@ _LISTENS_WITHIN = 2.0
 
 @dataclass(eq=False)
 class InLine:
+    """A waiting message; whoever keeps it says what happens when its turn comes."""
+
     store: Store
     claim: Claim  # the claim that its run will make
-    timeout: float = float("inf")  # seconds that the call waits from its first refusal, by the store's clock
+    timeout: float  # seconds that the call waits from its first refusal, by the store's clock
 
     @property
     def is_new(self) -> bool:
         """The message has no turn yet, and takes one when it looks."""
         return not self.claim.rank and self.claim.turn_for > 0.0
+
+    def come(self) -> None:
+        """Let the message go. Any thread may call this, so it must not block or log."""
+
+    def has_turn(self, conflict: Conflict) -> bool:  # noqa: ARG002 (of whoever keeps the message)
+        """Hear that a new message has a turn. False: the message has gone meanwhile."""
+        return True
+
+    def is_expected(self) -> bool:
+        """A run of this process is about to take the place that a new message finds free. So it stays."""
+        return False
 
 
 @dataclass(eq=False)
@@ -139,24 +152,9 @@ def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
 
 
 class Line:
-    """Messages that wait in this process. Only the thread of the line changes `_locks`.
+    """Messages that wait in this process. Only the thread of the line changes `_locks`."""
 
-    Arguments:
-        come: Lets a message go. Any thread may call this, so it must not block or log.
-        has_turn: Hears that a new message has a turn. False: the message has gone meanwhile.
-        is_expected: Whether a run of this process is about to take the place that a new message finds free. The message
-            then stays, because its run would be refused.
-    """
-
-    def __init__(
-        self,
-        come: Callable[[InLine], None],
-        has_turn: Callable[[InLine, Conflict], bool],
-        is_expected: Callable[[InLine], bool],
-    ) -> None:
-        self._come = come
-        self._has_turn = has_turn
-        self._is_expected = is_expected
+    def __init__(self) -> None:
         self._locks: dict[tuple[Store, str], _OfOneLock] = {}
         self.thread = Background(lambda: bool(self._locks))
 
@@ -218,7 +216,7 @@ class Line:
             self._begin_turn(lock, one, answer)
             return _pause_of(answer, one.claim, one.store)
         if isinstance(answer, Position):
-            if one.is_new and self._is_expected(one):
+            if one.is_new and one.is_expected():
                 waited = clock() - lock.found_free.setdefault(one, clock())
                 return min(_AT_ONCE, max(_SHORTEST, waited / 2))
             has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
@@ -232,7 +230,7 @@ class Line:
         # The store has found no other run of the message.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
-        if not self._has_turn(one, conflict):
+        if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
         for each in islice(lock.found_free, 1):
@@ -240,7 +238,7 @@ class Line:
             self.thread.put(partial(self._look, lock, each))
 
     def _wake(self, one: InLine) -> None:
-        self._come(one)
+        one.come()
         self.thread.put(partial(self._remove, one))
 
     def _look_within(self, lock: _OfOneLock, seconds: float) -> None:
