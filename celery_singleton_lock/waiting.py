@@ -49,12 +49,10 @@ class Waiting(InLine):
     entry: Any = None  # of the timer
 
     def come(self) -> None:
-        """As the line's."""
         self.messages.woken.append(self)
         self.messages.ring()
 
     def has_turn(self, conflict: Conflict) -> bool:
-        """As the line's."""
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
@@ -63,7 +61,7 @@ class Waiting(InLine):
         return True
 
     def is_expected(self) -> bool:
-        """As the line's: the last call that went to the pool has yet to ask for the place that looks free."""
+        # The last call that went to the pool has yet to ask for the place that looks free.
         last = self.messages.last.get(self.claim.key)
         # With several places, another may be free.
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
@@ -109,8 +107,7 @@ class WaitingMessages(StartStopStep):
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
         self.waiting.clear()
-        ends = self._ends
-        self._ends = ()
+        ends, self._ends = self._ends, ()
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:
@@ -160,7 +157,7 @@ class WaitingMessages(StartStopStep):
         waiting.go()
 
     def requests_of(self, task: Any) -> type[Any]:
-        """The class for requests of the task: ours if new calls may wait here, as refused runs would only take turns."""
+        """The class for requests of the task: ours if new calls may wait here. Refused, they would only take turns."""
         given: type[Any] = task.Request
         try:
             options = task.lock_options
@@ -182,7 +179,6 @@ class WaitingMessages(StartStopStep):
         return False
 
     def ring(self) -> None:
-        """Let the woken messages start."""
         for end in self._ends[1:]:
             # A full socket has woken its reader already.
             with suppress(OSError):
@@ -192,7 +188,7 @@ class WaitingMessages(StartStopStep):
         # Not by Celery's timer: its thread would end a second late, and in gevent this look could not be cancelled.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
-            self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
+            self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
 
     def _wake_revoked(self) -> None:
         self._looks_for_revoked = False

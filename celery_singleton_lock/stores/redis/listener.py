@@ -23,7 +23,7 @@ LISTENING = "(listening)"
 DEAF = "(deaf)"
 """Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
-_PATIENCE = 5.0  # seconds in which a server has to answer
+_ANSWERS_WITHIN = 5.0  # seconds
 _ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it is there
 _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
@@ -31,8 +31,6 @@ _LONGEST_PAUSE = 4.0
 _AFTER_A_BUG = 1.0
 _POLLIN = 1
 _NEVER = float("inf")
-
-Heard = Callable[[str], None]
 
 
 class _Wire:
@@ -48,7 +46,7 @@ class _Wire:
     def due(self) -> float:
         if self.connection is None:
             return self.retry_at
-        return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
+        return min(self.retry_at, self.heard_at + (_ANSWERS_WITHIN if self.asked else _ASK_EVERY))
 
     def try_later(self) -> None:
         if self.retry_at == _NEVER:
@@ -77,7 +75,7 @@ class Listener(DaemonThread):
     is_native = True
 
     def __init__(self, servers: "Connections") -> None:
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, Callable[[str], None]] = {}
         self._servers = servers
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
@@ -91,7 +89,7 @@ class Listener(DaemonThread):
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
-    def add(self, channel: str, heard: Heard) -> None:
+    def add(self, channel: str, heard: Callable[[str], None]) -> None:
         """Call *heard* with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
 
         At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread even
