@@ -145,16 +145,15 @@ class WaitingMessages(StartStopStep):
         return waiting.entry
 
     def _go(self, waiting: Waiting, *_: Any) -> None:
-        """Start the message, unless another thread has: a timer may have a thread of its own."""
-        try:
-            self.waiting.remove(waiting)
-        except KeyError:
-            return
-        self._line.remove(waiting)
-        if isinstance(request := waiting.request, RequestInTurn):
-            self.last[waiting.claim.key] = request
-            request.note_turn()
-        waiting.go()
+        """Start the message, unless its turn was woken just as its time came, and it has started."""
+        if waiting in self.waiting:
+            # A consumer that stops in another thread may forget the message meanwhile.
+            self.waiting.discard(waiting)
+            self._line.remove(waiting)
+            if isinstance(request := waiting.request, RequestInTurn):
+                self.last[waiting.claim.key] = request
+                request.note_turn()
+            waiting.go()
 
     def requests_of(self, task: Any) -> type[Any]:
         """The class for requests of the task: ours if new calls may wait here. Refused, they would only take turns."""

@@ -142,8 +142,10 @@ class Interrupt:
                 self._has_reached_its_thread = self._has_reached_its_thread or thread == self._thread
         hear((loop, thread))
 
-    def _is_of_body(self, task: "asyncio.Task[Any]") -> bool:
-        context = _context_of(task)
+    def _is_of_body(self, task: Any) -> bool:
+        # Python 3.11 has no `get_context`. The first context is the task's own; its callbacks have others.
+        found = [task.get_context()] if hasattr(task, "get_context") else gc.get_referents(task)
+        context = next((each for each in found if type(each) is Context), None)
         return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
 
     def _ask_for_delivery(self, thread: int) -> None:
@@ -204,13 +206,6 @@ def _main_task() -> "asyncio.Task[Any] | None":
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
     return frame and frame.f_locals.get("task")
-
-
-def _context_of(task: Any) -> Context | None:
-    if hasattr(task, "get_context"):
-        return cast("Context", task.get_context())
-    # Before Python 3.12. The first context is the task's own; its callbacks have others.
-    return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
 def _hears_signals(thread: int) -> bool:
