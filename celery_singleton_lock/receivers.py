@@ -64,7 +64,7 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")
-    steps["consumer"].update((f"{__package__}.worker:LostConnection", f"{__package__}.waiting:CallsThatWait"))
+    steps["consumer"].update((f"{__package__}.worker:LostConnection", f"{__package__}.waiting:WaitingMessages"))
     look_after_workflows()
 
 

@@ -37,32 +37,52 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds that a started run has to ask for its lock.
 _ASKS_WITHIN = 1.0
-# Fewer cancelled entries are not worth a walk through the timer.
-_A_FEW = 10
 
 
 @dataclass(eq=False)
-class Waiting:
-    """A waiting message, and the function that Celery's timer would call for it."""
+class Waiting(InLine):
+    """A message in line, and what Celery's timer would do with it."""
 
-    go: Callable[..., Any]
-    args: Any
-    entry: Any = None
+    messages: "WaitingMessages"
+    request: Any
+    go: Callable[[], Any]
+    entry: Any = None  # of the timer
+
+    def come(self) -> None:
+        self.messages.woken.append(self)
+        self.messages.ring()
+
+    def has_turn(self, conflict: Conflict) -> bool:
+        if self not in self.messages.waiting:
+            return False
+        self.request.report(conflict)
+        # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
+        self.messages.ring()
+        return True
+
+    def is_expected(self) -> bool:
+        # The last call that went to the pool has yet to ask for the place that looks free.
+        last = self.messages.last.get(self.claim.key)
+        # With several places, another may be free.
+        return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
 
-class WaitingMessages:
-    """The messages that wait in a consumer for their turns. The strategies of tasks use this object as their timer."""
+class WaitingMessages(StartStopStep):
+    """The messages that wait in a consumer for their turns. The strategies of tasks use this step as their timer."""
 
-    def __init__(self, consumer: Any) -> None:
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **_: Any) -> None:
+        consumer.waiting_messages = self
         self._timer = consumer.timer
         self._hub = consumer.hub
-        self._call_soon = consumer.call_soon
-        self._line = Line(self._wake, self._has_turn, self._is_expected)
-        self._waiting: dict[InLine, Waiting] = {}
+        self.call_soon = consumer.call_soon
+        self._line = Line()
+        self.waiting = set[Waiting]()
         # By key, the last call that has gone to the pool.
-        self._last: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
+        self.last: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
-        self._woken: deque[InLine] = deque()
+        self.woken = deque[Waiting]()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
         self._cancelled = 0
@@ -70,7 +90,7 @@ class WaitingMessages:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
 
-    def start(self) -> None:
+    def start(self, _: Any = None) -> None:
         """From now on, start messages when their turns are woken."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
@@ -82,13 +102,12 @@ class WaitingMessages:
         # A worker that ends softly starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
-    def stop(self) -> None:
+    def stop(self, _: Any = None) -> None:
         """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
-        self._waiting.clear()
-        ends = self._ends
-        self._ends = ()
+        self.waiting.clear()
+        ends, self._ends = self._ends, ()
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:
@@ -97,10 +116,12 @@ class WaitingMessages:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
+    terminate = stop
+
     def _leave_line(self, **_: Any) -> None:
         """Let the turns of other workers be woken instead."""
-        for one in list(self._waiting):
-            self._line.remove(one)
+        for each in list(self.waiting):
+            self._line.remove(each)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
         """As the timer, but sooner if the message's turn is woken."""
@@ -109,62 +130,54 @@ class WaitingMessages:
             one = args[0].in_line()
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
-        waiting = self._waiting[one] = Waiting(go, args)
+        waiting = Waiting(one.store, one.claim, one.timeout, self, args[0], partial(go, *args))
+        self.waiting.add(waiting)
         message = one.claim.channel, one.claim.message
         if (other := self._latest.get(message)) is not None:
             # The broker has redelivered a message that waits here, and not every broker marks a redelivery.
             for each in (waiting, other):
-                each.args[0].expect_copies()
+                each.request.expect_copies()
         self._latest[message] = waiting
         # First join the line: if *at* has passed, the timer calls `_go` at once, and `_go` leaves the line.
-        self._line.add(one)
-        waiting.entry = self._timer.call_at(at, partial(self._go, one), args, priority=priority)
+        self._line.add(waiting)
+        waiting.entry = self._timer.call_at(at, partial(self._go, waiting), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
 
-    def _go(self, one: InLine, *_: Any) -> None:
-        """Start the message, unless another thread has: a timer may have a thread of its own."""
-        waiting = self._waiting.pop(one, None)
-        if waiting is not None:
-            self._line.remove(one)
-            if isinstance(request := waiting.args[0], RequestInTurn):
-                self._last[one.claim.key] = request
+    def _go(self, waiting: Waiting, *_: Any) -> None:
+        """Start the message, unless its turn was woken just as its time came, and it has started."""
+        if waiting in self.waiting:
+            # A consumer that stops in another thread may forget the message meanwhile.
+            self.waiting.discard(waiting)
+            self._line.remove(waiting)
+            if isinstance(request := waiting.request, RequestInTurn):
+                self.last[waiting.claim.key] = request
                 request.note_turn()
-            waiting.go(*waiting.args)
+            waiting.go()
 
     def requests_of(self, task: Any) -> type[Any]:
-        """The class for requests of the task."""
+        """The class for requests of the task: ours if new calls may wait here. Refused, they would only take turns."""
         given: type[Any] = task.Request
-        return type("Request", (RequestInTurn, given), {"messages": self}) if _takes_turns_here(task) else given
+        try:
+            options = task.lock_options
+        except ConfigurationError:
+            return given
+        takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
+        is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
+        # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
+        if not (task.is_lockable() and takes_turns and is_patient) or broker_delays(task.app):
+            return given
+        return type("Request", (RequestInTurn, given), {"messages": self})
 
     def meets_others(self, request: "RequestInTurn", key: str) -> bool:
         """Whether calls of its key are in the pool or in line. If not, remember that the request goes to the pool."""
-        last = self._last.get(key)
+        last = self.last.get(key)
         if self._ends and ((last is not None and last.is_in_pool) or self._line.has(store_of(request.app), key)):
             return True
-        self._last[key] = request
+        self.last[key] = request
         return False
 
-    def _is_expected(self, one: InLine) -> bool:
-        """Whether the last call that went to the pool has yet to ask for the place that looks free."""
-        last = self._last.get(one.claim.key)
-        # With several places, another may be free.
-        return one.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
-
-    def _has_turn(self, one: InLine, conflict: Conflict) -> bool:
-        if (waiting := self._waiting.get(one)) is None:
-            return False
-        # Event dispatchers work in the consumer's thread only.
-        waiting.args[0].report(conflict, self._call_soon)
-        # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
-        self._ring()
-        return True
-
-    def _wake(self, one: InLine) -> None:
-        self._woken.append(one)
-        self._ring()
-
-    def _ring(self) -> None:
+    def ring(self) -> None:
         for end in self._ends[1:]:
             # A full socket has woken its reader already.
             with suppress(OSError):
@@ -174,16 +187,15 @@ class WaitingMessages:
         # Not by Celery's timer: its thread would end a second late, and in gevent this look could not be cancelled.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
-            self._line.thread.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
+            self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
 
     def _wake_revoked(self) -> None:
         self._looks_for_revoked = False
-        if self._waiting:
+        if self.waiting:
             self._look_for_revoked()
-        if state.revoked:
-            for one, waiting in list(self._waiting.items()):
-                if waiting.args[0].id in state.revoked:
-                    self._wake(one)
+        for each in list(self.waiting):
+            if each.request.id in state.revoked:
+                each.come()
 
     def _listen(self, hears: socket.socket) -> None:
         while self._hear(hears):
@@ -194,13 +206,12 @@ class WaitingMessages:
         received = b""
         with suppress(OSError):
             received = hears.recv(4096)
-        while self._woken:
-            one = self._woken.popleft()
-            if (waiting := self._waiting.get(one)) is not None:
-                self._go_early(one, waiting)
+        while self.woken:
+            if (waiting := self.woken.popleft()) in self.waiting:
+                self._go_early(waiting)
         return bool(received)
 
-    def _go_early(self, one: InLine, waiting: Waiting) -> None:
+    def _go_early(self, waiting: Waiting) -> None:
         """Let the timer start the message now, in the thread in which it starts those that are due."""
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
@@ -209,42 +220,19 @@ class WaitingMessages:
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
-        self._timer.call_after(0, partial(self._go, one), waiting.args)
+        self._timer.call_after(0, partial(self._go, waiting), (waiting.request,))
 
     def _drop_cancelled(self) -> None:
         """Drop an event loop's cancelled timer entries once they are half of all."""
         self._cancelled += 1
         entries: Any = getattr(self._timer, "_queue", None)
-        if not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):
+        if not isinstance(entries, list) or self._cancelled < len(entries) / 2:
             return
         self._cancelled = 0
         left = [each for each in entries if not each.entry.canceled]
         heapify(left)
         # In place, because the event loop goes on using this list.
         entries[:] = left
-
-
-def _takes_turns_here(task: Any) -> bool:
-    """Whether new calls of the task may wait in the main process, because a refused run would only take a turn."""
-    try:
-        options = task.lock_options
-    except ConfigurationError:
-        return False
-    takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
-    is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
-    # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
-    return task.is_lockable() and takes_turns and is_patient and not broker_delays(task.app)
-
-
-class CallsThatWait(StartStopStep):
-    """Makes, starts and stops the `WaitingMessages` of a consumer."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def create(self, parent: Any) -> WaitingMessages:
-        """As Celery's."""
-        messages = parent.waiting_messages = WaitingMessages(parent)
-        return messages
 
 
 class RequestInTurn(SingletonRequest):
@@ -297,10 +285,11 @@ class RequestInTurn(SingletonRequest):
             noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
             self._request_dict[HEADER] = {**self._notes().header(), **noted}
 
-    def report(self, conflict: Conflict, call_soon: Callable[..., object]) -> None:
+    def report(self, conflict: Conflict) -> None:
         """Report the conflict as its run would, but send no signal, because receivers are the user's code."""
         key, holder, outcome = conflict.key, conflict.first, "rescheduled"
         log.tell_of_conflict(key, text_of(self.id), holder, outcome)
         count(store_of(self.app), key, "conflicts", self.task.name, outcome)
         if self._request_dict[DELIVERY][2]:
-            call_soon(self.send_event, "lock-conflict", key=key, holder=holder.task_id, outcome=outcome)
+            # Event dispatchers work in the consumer's thread only.
+            self.messages.call_soon(self.send_event, "lock-conflict", key=key, holder=holder.task_id, outcome=outcome)

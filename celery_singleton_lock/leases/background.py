@@ -11,9 +11,8 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.answers import Part
-from celery_singleton_lock.stores.threads import DaemonThread, patched_by
+from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_by
 
-_LINGERS = 5.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
 # Seconds for which a silent server is not asked again: the releases at other servers would wait for it.
@@ -49,12 +48,12 @@ class Background(DaemonThread):
         self._calls.put((clock() + delay, next(self._order), call))
 
     def _step(self) -> bool:
-        due_in = self._waiting[0][0] - clock() if self._waiting else _LINGERS
+        due_in = self._waiting[0][0] - clock() if self._waiting else LINGERS
         try:
             heappush(self._waiting, self._get(max(0.0, due_in)))
         except Empty:
             if not self._waiting:
-                return self._stays()
+                return False
         if self._calls.empty() and self._waiting[0][0] <= clock():
             call = heappop(self._waiting)[2]
             try:

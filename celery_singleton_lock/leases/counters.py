@@ -61,13 +61,13 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event after `Heartbeat.watch`, which checks for a fork. Elsewhere use `count`, which checks.
+        """Count an event after `heartbeat.watch`, which checks for a fork. Elsewhere use `count`, which checks.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
-            self.flush_later(_EVERY)
+            self._flush_later()
 
     def note(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
@@ -81,12 +81,12 @@ class Counters:
         facts = {"task_id": call.task_id, "hostname": call.hostname, "pid": call.pid, "label": call.label}
         self._noted.append((store, key, what | facts | {"holder_task_id": holder}))
         if not self._will_flush:
-            self.flush_later(_EVERY)
+            self._flush_later()
 
-    def flush_later(self, delay: float) -> None:
+    def _flush_later(self) -> None:
         # At the end of the interpreter no thread can start, and `flush` is called at exit.
         with suppress(RuntimeError):
-            background.submit(self.flush, delay)
+            background.submit(self.flush, _EVERY)
         self._will_flush = True
 
     def flush(self) -> None:
@@ -99,7 +99,7 @@ class Counters:
             finally:
                 self._will_flush = False
                 if self._unsent or self._events or self._noted:
-                    self.flush_later(_EVERY)
+                    self._flush_later()
 
     def _send(self) -> None:
         self._add_up()

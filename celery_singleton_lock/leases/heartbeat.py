@@ -13,7 +13,7 @@ from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.store import Store
-from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
+from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_by
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -24,8 +24,6 @@ _SHORTEST_PAUSE = 0.05
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
-# Seconds without a lease after which the thread ends.
-_LINGERS = 5.0
 # For each beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
@@ -38,16 +36,21 @@ class RenewalThread(DaemonThread):
     writes the log and calls event loops, whose locks only greenlets may take.
     """
 
-    def __init__(self, threads: "dict[Hashable, RenewalThread]", store: Store, part: Hashable) -> None:
-        self.store = store
-        self._threads = threads
-        self._part = part
+    is_native = True
+
+    def __init__(self, where: tuple[int, Hashable], store: Store) -> None:
+        self._where = where
+        self._address = store.address
+        self._greenlet = None
         self._client = store
+        if patched_by() is not None:
+            self._greenlet = Background(lambda: bool(self.watching))
+            self._client = store.clone()
+        store.on_clock_step = self._client.on_clock_step = self._report_step
         # Weak references: a lease that nobody can release must not be renewed for ever.
         self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
-        self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
 
     def add(self, holding: "Holding") -> None:
         holding.thread = self
@@ -72,28 +75,27 @@ class RenewalThread(DaemonThread):
                 self.watching.pop(known, None)
         return watched
 
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        self._threads.setdefault(self._part, self)
-        start_native_thread(partial(run, mark))
-
     def _has_work(self) -> bool:
-        return bool(self.watching)
+        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
+        return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
+        # A thread that has ended may have been started again.
+        _threads.setdefault(self._where, self)
         # A lease that is added after `watched` has looked must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
                 self._wakes.get_nowait()
         due = [min(one.next_renewal, one.deadline) for one in self.watched()]
-        self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
+        self._wakes_at = due_at = min(due, default=clock() + LINGERS)
         with suppress(Empty):
             self._wakes.get(timeout=max(0.0, due_at - clock()))
         if clock() < due_at:
             return True
-        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
-        if not due and self._greenlet is None:
-            self._threads.pop(self._part, None)
+        if not due:
+            if not self._has_work():
+                _threads.pop(self._where, None)
             return False
         self._wakes_at = _NEVER
         try:
@@ -126,9 +128,6 @@ class RenewalThread(DaemonThread):
             # A lease that waits for its answer must not be reported as late.
             holding.next_renewal = sent_at + bound
         try:
-            if self._greenlet is not None and self._client is self.store:
-                self._client = self.store.clone()
-                self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
             answers = self._client.renew([holding.claim for holding in holdings], bound)
         except Exception as error:  # noqa: BLE001 (as no answer: one error must not cost a lease)
             for holding in holdings:
@@ -149,6 +148,10 @@ class RenewalThread(DaemonThread):
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
 
+    def _report_step(self, seconds: float) -> None:
+        text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
+        self._log(log.warning, "lock.clock", text, store=self._address, step=seconds)
+
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
         # In the background: a handler of the log may block, and renewals would be late.
         self._call(partial(background.submit, partial(write, *line, **fields)))
@@ -161,33 +164,28 @@ class RenewalThread(DaemonThread):
             self._greenlet.put(call)
 
 
-class Heartbeat:
-    """Keeps the leases of a process alive, and tells each holder whose lease cannot be kept.
+# By pid, because after a fork the threads are the parent's. By server, because a silent one must not cost the leases at
+# the others.
+_threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
-    Each server has a thread of its own: a silent server must not cost the leases at the others. A signal may raise
-    anywhere in `watch`, so `watch` and the threads share no lock.
+
+def watch(holding: "Holding") -> None:
+    """Keep a lease alive, and tell its holder if it cannot be kept.
+
+    A signal may raise anywhere in here, so this function and the threads share no lock.
     """
+    store = holding.store
+    where = holding.pid, store.part_of(holding.key) if store.has_parts else store
+    thread = _threads.get(where)
+    if thread is None:
+        counters.ensure_own()
+        thread = _threads.setdefault(where, RenewalThread(where, store))
+    thread.add(holding)
 
-    def __init__(self) -> None:
-        self._pid = 0
-        self.threads: dict[Hashable, RenewalThread] = {}
 
-    def watch(self, holding: "Holding") -> None:
-        if self._pid != holding.pid:
-            # After a fork, the threads are the parent's.
-            self._pid, self.threads = holding.pid, {}
-            counters.ensure_own()
-        store = holding.store
-        part = store.part_of(holding.key) if store.has_parts else store
-        thread = self.threads.get(part)
-        if thread is None:
-            store.on_clock_step = partial(_report_step, store.address)
-            thread = RenewalThread(self.threads, store, part)
-        thread.add(holding)
-
-    def watched(self) -> "list[Holding]":
-        threads = list(self.threads.values()) if self._pid == os.getpid() else []
-        return [holding for thread in threads for holding in thread.watched()]
+def watched() -> "list[Holding]":
+    threads = [thread for (pid, _), thread in list(_threads.items()) if pid == os.getpid()]
+    return [holding for thread in threads for holding in thread.watched()]
 
 
 def tell_late(late: "dict[Holding, float]") -> None:
@@ -197,11 +195,3 @@ def tell_late(late: "dict[Holding, float]") -> None:
             told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
             background.submit(partial(log.warning, "lock.late", text, **told))
         count(one.store, one.key, "late", one.task_name)
-
-
-def _report_step(address: str, seconds: float) -> None:
-    text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-    background.submit(partial(log.warning, "lock.clock", text, store=address, step=seconds))
-
-
-heartbeat = Heartbeat()

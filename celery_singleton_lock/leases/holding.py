@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 from celery_singleton_lock import errors, signals
+from celery_singleton_lock.leases import heartbeat
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters, note
-from celery_singleton_lock.leases.heartbeat import RenewalThread, heartbeat, tell_late
+from celery_singleton_lock.leases.heartbeat import RenewalThread, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import bell, pause_after, pause_before
 from celery_singleton_lock.log import log, logger

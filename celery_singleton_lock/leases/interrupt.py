@@ -30,7 +30,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockLost, LostReaso
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import current
 from celery_singleton_lock.log import log
-from celery_singleton_lock.stores.threads import call_soon, current_greenlet, hub, patched_by, running_loop
+from celery_singleton_lock.stores.threads import call_in_hub, patched_by, running_loop
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -67,8 +67,8 @@ class Interrupt:
         self._guard = threading.Lock()
         thread = threading.get_ident()
         if patched_by() is not None:
-            self._greenlet = current_greenlet()
-            self._hub = hub()  # a body in gevent's thread pool has one of its own
+            self._greenlet = sys.modules["greenlet"].getcurrent()
+            self._call_in_hub = call_in_hub()  # a body in gevent's thread pool has a hub of its own
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
@@ -94,7 +94,7 @@ class Interrupt:
             self._cancelled_in = set[Loop]()
             self._error = LockLost(lease.key, reason)
             if self._greenlet is not None:
-                call_soon(self._hub, self.deliver)
+                self._call_in_hub(self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
@@ -142,8 +142,10 @@ class Interrupt:
                 self._has_reached_its_thread = self._has_reached_its_thread or thread == self._thread
         hear((loop, thread))
 
-    def _is_of_body(self, task: "asyncio.Task[Any]") -> bool:
-        context = _context_of(task)
+    def _is_of_body(self, task: Any) -> bool:
+        # Python 3.11 has no `get_context`. The first context is the task's own; its callbacks have others.
+        found = [task.get_context()] if hasattr(task, "get_context") else gc.get_referents(task)
+        context = next((each for each in found if type(each) is Context), None)
         return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
 
     def _ask_for_delivery(self, thread: int) -> None:
@@ -204,13 +206,6 @@ def _main_task() -> "asyncio.Task[Any] | None":
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
     return frame and frame.f_locals.get("task")
-
-
-def _context_of(task: Any) -> Context | None:
-    if hasattr(task, "get_context"):
-        return cast("Context", task.get_context())
-    # Before Python 3.12. The first context is the task's own; its callbacks have others.
-    return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
 def _hears_signals(thread: int) -> bool:

@@ -61,22 +61,36 @@ _LISTENS_WITHIN = 2.0
 
 @dataclass(eq=False)
 class InLine:
+    """A waiting message; whoever keeps it says what happens when its turn comes."""
+
     store: Store
     claim: Claim  # the claim that its run will make
-    timeout: float = float("inf")  # seconds that the call waits from its first refusal, by the store's clock
+    timeout: float  # seconds that the call waits from its first refusal, by the store's clock
+    lock: "_OfOneLock | None" = field(default=None, init=False)  # while it is in line
+    # When a new message first found a place free. It has no turn, so nobody wakes it.
+    found_free_at: float | None = field(default=None, init=False)
 
     @property
     def is_new(self) -> bool:
         """The message has no turn yet, and takes one when it looks."""
         return not self.claim.rank and self.claim.turn_for > 0.0
 
+    def come(self) -> None:
+        """Let the message go. Any thread may call this, so it must not block or log."""
+
+    def has_turn(self, conflict: Conflict) -> bool:  # noqa: ARG002 (of whoever keeps the message)
+        """Hear that a new message has a turn. False: the message has gone meanwhile."""
+        return True
+
+    def is_expected(self) -> bool:
+        """A run of this process is about to take the place that a new message finds free. So it stays."""
+        return False
+
 
 @dataclass(eq=False)
 class _OfOneLock:
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message have one channel
     looks_at: float = float("inf")
-    # When new messages first found a place free. They have no turns, so nobody wakes them.
-    found_free: dict[InLine, float] = field(default_factory=dict)
 
     @property
     def all(self) -> list[InLine]:
@@ -84,7 +98,7 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        new = self.found_free or (each for each in self.all if each.is_new)
+        new = (each for each in self.all if each.is_new)
         turns = (each for each in self.all if not each.is_new)
         return [*islice(new, 1), *nsmallest(1, turns, key=_rank_of)]
 
@@ -94,7 +108,7 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
     return claim.rank, claim.facts.published, claim.facts.task_id
 
 
-def _pause_of(position: Position | Conflict, claim: Claim, store: Store) -> float:
+def _looks_again_in(position: Position | Conflict, claim: Claim, store: Store) -> float:
     if position.is_near:
         # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
         return min(_SOON, max(_SHORTEST, position.free_in))
@@ -111,7 +125,7 @@ def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) 
     """Seconds until a waiter in this process asks again unless it is woken before; 0.0 if it waits no longer."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
-    return max(0.0, min(give_up_at - clock(), _pause_of(answer, claim, store)))
+    return max(0.0, min(give_up_at - clock(), _looks_again_in(answer, claim, store)))
 
 
 @contextmanager
@@ -138,73 +152,57 @@ def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
             store.listener.remove(channel, at_once=False)
 
 
-class Line:
-    """Messages that wait in this process. Only the thread of the line changes `_locks`.
+class Line(Background):
+    """Messages that wait in this process, and the thread that looks for their turns and alone changes `_locks`."""
 
-    Arguments:
-        come: Lets a message go. Any thread may call this, so it must not block or log.
-        has_turn: Hears that a new message has a turn. False: the message has gone meanwhile.
-        is_expected: Whether a run of this process is about to take the place that a new message finds free. The message
-            then stays, because its run would be refused.
-    """
-
-    def __init__(
-        self,
-        come: Callable[[InLine], None],
-        has_turn: Callable[[InLine, Conflict], bool],
-        is_expected: Callable[[InLine], bool],
-    ) -> None:
-        self._come = come
-        self._has_turn = has_turn
-        self._is_expected = is_expected
+    def __init__(self) -> None:
         self._locks: dict[tuple[Store, str], _OfOneLock] = {}
-        self.thread = Background(lambda: bool(self._locks))
+        super().__init__(lambda: bool(self._locks))
 
     def add(self, one: InLine) -> None:
-        self.thread.submit(partial(self._add, one))
+        self.submit(partial(self._add, one))
 
     def remove(self, one: InLine) -> None:
-        self.thread.submit(partial(self._remove, one))
+        self.submit(partial(self._remove, one))
 
     def has(self, store: Store, key: str) -> bool:
         return (store, key) in self._locks
 
     def _add(self, one: InLine) -> None:
-        lock = self._locks.setdefault((one.store, one.claim.key), _OfOneLock())
+        lock = one.lock = self._locks.setdefault((one.store, one.claim.key), _OfOneLock())
         ones = lock.by_channel.setdefault(one.claim.channel, [])
         ones.append(one)
         if len(ones) == 1:
-            one.store.listener.add(one.claim.channel, partial(self._heard, lock, ones))
+            one.store.listener.add(one.claim.channel, partial(self._heard, ones))
         self._look_within(lock, _SOON)
 
     def _remove(self, one: InLine) -> None:
-        where = one.store, one.claim.key
-        lock = self._locks.get(where, _OfOneLock())
-        ones = lock.by_channel.get(one.claim.channel, [])
-        if one not in ones:
+        lock, one.lock = one.lock, None
+        if lock is None:
             return
+        ones = lock.by_channel[one.claim.channel]
         ones.remove(one)
-        lock.found_free.pop(one, None)
         if not ones:
             del lock.by_channel[one.claim.channel]
             one.store.listener.remove(one.claim.channel)
         if not lock.by_channel:
-            del self._locks[where]
+            del self._locks[one.store, one.claim.key]
 
-    def _heard(self, lock: _OfOneLock, ones: list[InLine], text: str) -> None:
+    def _heard(self, ones: list[InLine], text: str) -> None:
         for one in tuple(ones):
             if text == _FREE:
                 self._wake(one)
             else:
                 # Its turn may have been woken before this process listened.
-                self.thread.put(partial(self._look, lock, one))
+                self.put(partial(self._look, one))
 
-    def _look(self, lock: _OfOneLock, one: InLine) -> None:
-        if one not in lock.by_channel.get(one.claim.channel, ()):
+    def _look(self, one: InLine) -> None:
+        lock = one.lock
+        if lock is None:
             return
         pause = _SOON
         try:
-            pause = self._pause_after(lock, one, one.store.look(one.claim))
+            pause = self._act_on(one.store.look(one.claim), one, lock)
         except SingletonLockError:
             # New messages have no turn to lose. Their runs ask, and report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
@@ -212,45 +210,44 @@ class Line:
         finally:
             self._look_within(lock, pause)
 
-    def _pause_after(self, lock: _OfOneLock, one: InLine, answer: Position | Verdict) -> float:
+    def _act_on(self, answer: Position | Verdict, one: InLine, lock: _OfOneLock) -> float:
         """Wake *one* if it must come. Returns seconds until the lock's first messages look again."""
         if isinstance(answer, Conflict) and answer.rank:
-            self._begin_turn(lock, one, answer)
-            return _pause_of(answer, one.claim, one.store)
+            self._begin_turn(one, answer, lock)
+            return _looks_again_in(answer, one.claim, one.store)
         if isinstance(answer, Position):
-            if one.is_new and self._is_expected(one):
-                waited = clock() - lock.found_free.setdefault(one, clock())
-                return min(_AT_ONCE, max(_SHORTEST, waited / 2))
+            if one.is_new and one.is_expected():
+                one.found_free_at = one.found_free_at or clock()
+                return min(_AT_ONCE, max(_SHORTEST, (clock() - one.found_free_at) / 2))
             has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
             if has_time and not answer.comes:
-                return _pause_of(answer, one.claim, one.store)
+                return _looks_again_in(answer, one.claim, one.store)
         # A place is free, the time is over, the line is full, or another delivery of the message runs or has run.
         self._wake(one)
         return _AT_ONCE
 
-    def _begin_turn(self, lock: _OfOneLock, one: InLine, conflict: Conflict) -> None:
+    def _begin_turn(self, one: InLine, conflict: Conflict, lock: _OfOneLock) -> None:
         # The store has found no other run of the message.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
-        if not self._has_turn(one, conflict):
+        if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
-        lock.found_free.pop(one, None)
-        for each in islice(lock.found_free, 1):
+        for each in islice((each for each in lock.all if each.is_new and each.found_free_at), 1):
             # The place is not free for the next new message, either.
-            self.thread.put(partial(self._look, lock, each))
+            self.put(partial(self._look, each))
 
     def _wake(self, one: InLine) -> None:
-        self._come(one)
-        self.thread.put(partial(self._remove, one))
+        one.come()
+        self.put(partial(self._remove, one))
 
     def _look_within(self, lock: _OfOneLock, seconds: float) -> None:
         at = clock() + seconds
         if at < lock.looks_at:
             lock.looks_at = at
-            self.thread.submit(partial(self._look_by_itself, lock, at), seconds)
+            self.submit(partial(self._look_by_itself, lock, at), seconds)
 
     def _look_by_itself(self, lock: _OfOneLock, at: float) -> None:
         if lock.looks_at == at:
             lock.looks_at = float("inf")
             for one in lock.first:
-                self._look(lock, one)
+                self._look(one)

@@ -6,10 +6,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 from celery_singleton_lock.stores.clock import clock
 
+LINGERS = 5.0
+"""Seconds that a thread waits for work before it ends."""
 _LONGEST_START = 2.0
 
 # The public function raises without a loop, which is slow.
@@ -33,26 +36,12 @@ def waits_stop_greenlets() -> bool:
     return any(parts) and not all(parts[:2])
 
 
-def hub() -> Any:
+def call_in_hub() -> Callable[[Callable[[], None]], object]:
+    """What lets the event loop of these greenlets call a function. eventlet allows this only from their thread."""
     library = patched_by()
-    return library.get_hub() if library.__name__ == "gevent" else library.hubs.get_hub()
-
-
-def call_soon(hub: Any, call: Callable[[], None]) -> None:
-    """Let the event loop *hub* call a function. eventlet allows this only from the thread of the hub."""
-    if patched_by().__name__ == "gevent":
-        hub.loop.run_callback_threadsafe(call)
-    else:
-        hub.schedule_call_global(0, call)
-
-
-def current_greenlet() -> Any:
-    """The current greenlet; None if threads are not greenlets here."""
-    return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
-
-
-def start_native_thread(run: Callable[[], None]) -> None:
-    original("_thread", "start_new_thread")(run, ())
+    if library.__name__ == "gevent":
+        return cast("Callable[..., object]", library.get_hub().loop.run_callback_threadsafe)
+    return partial(library.hubs.get_hub().schedule_call_global, 0)
 
 
 def original(module: str, name: str) -> Any:
@@ -64,15 +53,16 @@ def original(module: str, name: str) -> Any:
 
 
 class DaemonThread:
-    """A thread that starts when it is needed, and again if it has died.
+    """A thread that starts when it is needed, ends when it has nothing to do, and starts again if it has died.
 
     Starting takes no lock: a signal that raises could leave it locked. If two threads start, the first one ends.
     """
 
+    is_native = False  # a real thread even where others are greenlets
     _running: object = None
     _begun: object = ()  # if None, `ensure` would start no thread
     _begins_by = 0.0
-    _step: Callable[[], bool]  # does the next piece of work; False ends the thread
+    _step: Callable[[], bool]  # does the next piece of work; False if none has come for `LINGERS`
     _has_work: Callable[[], bool]
 
     def ensure(self) -> None:
@@ -82,7 +72,9 @@ class DaemonThread:
         try:
             self._begins_by = clock() + _LONGEST_START
             self._running = mark
-            self._start(self._live, mark)
+            # `threading.Thread.start` waits for the thread. A signal that raises in that wait becomes another error.
+            start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
+            start(self._live, (mark,))
         except BaseException:
             # A signal handler has raised, or no thread can start.
             self._running = None
@@ -94,7 +86,7 @@ class DaemonThread:
         try:
             if self._running is mark:
                 self._begun = mark
-            while self._running is mark and self._step():
+            while self._running is mark and (self._step() or self._has_work()):
                 pass
         finally:
             if self._running is mark:
@@ -103,7 +95,3 @@ class DaemonThread:
             with suppress(RuntimeError):
                 if self._has_work():
                     self.ensure()
-
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        # `threading.Thread.start` waits for the thread, and a signal that raises in that wait becomes another error.
-        _thread.start_new_thread(run, (mark,))

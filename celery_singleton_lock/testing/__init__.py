@@ -22,8 +22,8 @@ from celery import Celery, Task, _state, current_app
 from celery_singleton_lock import signals
 from celery_singleton_lock.definition import options, settings
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LostReason, SingletonLockError, StoreError
+from celery_singleton_lock.leases import heartbeat
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.leases.lease import Lease, current
 from celery_singleton_lock.stores import extra_is_missing, in_memory

@@ -14,7 +14,7 @@ from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis import packed
 from celery_singleton_lock.stores.redis.answers import advice_about, is_passing, problem_of
-from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
+from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, original, patched_by
 
 if TYPE_CHECKING:
     from celery_singleton_lock.stores.redis.connection import Connections
@@ -23,17 +23,14 @@ LISTENING = "(listening)"
 DEAF = "(deaf)"
 """Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
-_PATIENCE = 5.0  # seconds in which a server has to answer
+_ANSWERS_WITHIN = 5.0  # seconds
 _ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it is there
 _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
 _AFTER_A_BUG = 1.0
-_LINGERS = 5.0  # seconds for which the thread stays without a channel
 _POLLIN = 1
 _NEVER = float("inf")
-
-Heard = Callable[[str], None]
 
 
 class _Wire:
@@ -49,7 +46,7 @@ class _Wire:
     def due(self) -> float:
         if self.connection is None:
             return self.retry_at
-        return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
+        return min(self.retry_at, self.heard_at + (_ANSWERS_WITHIN if self.asked else _ASK_EVERY))
 
     def try_later(self) -> None:
         if self.retry_at == _NEVER:
@@ -75,21 +72,24 @@ class Listener(DaemonThread):
     Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
     """
 
+    is_native = True
+
     def __init__(self, servers: "Connections") -> None:
-        self._heard: dict[str, Heard] = {}
+        self._heard: dict[str, Callable[[str], None]] = {}
         self._servers = servers
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
         self._wire_of: dict[str, _Wire] = {}
         self._deaf: dict[str, None] = {}  # channels without a subscription
-        self._pipe: tuple[int, int] | None = None
-        self._leaves_at = 0.0
+        self._pipe = os.pipe()
+        for end in self._pipe:
+            os.set_blocking(end, False)
         self.is_refused: bool = False  # this user may not subscribe
         # If two threads were started at once, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
-    def add(self, channel: str, heard: Heard) -> None:
+    def add(self, channel: str, heard: Callable[[str], None]) -> None:
         """Call *heard* with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
 
         At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread even
@@ -113,15 +113,11 @@ class Listener(DaemonThread):
     def _change(self, channel: str) -> None:
         self._changed.append(channel)
         self.ensure()
-        if self._pipe is not None:
-            with suppress(BlockingIOError):
-                original("os", "write")(self._pipe[1], b"!")
+        with suppress(BlockingIOError):
+            original("os", "write")(self._pipe[1], b"!")
         with suppress(IndexError):
             while self._untold:
                 self._untold.popleft()()
-
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        start_native_thread(partial(run, mark))
 
     def _has_work(self) -> bool:
         return bool(self._heard)
@@ -148,21 +144,14 @@ class Listener(DaemonThread):
                 return True
 
     def _listen(self) -> bool:
-        """Subscribe new channels, then hear messages until something is due. False ends the thread."""
-        if self._pipe is None:
-            self._pipe = os.pipe()
-            for end in self._pipe:
-                os.set_blocking(end, False)
+        """Subscribe new channels, then hear messages until something is due. False if nothing was there to hear."""
         changed = dict.fromkeys([self._changed.popleft() for _ in range(len(self._changed))])
         for wire, commands in self._commands(changed).items():
             with self._losing(wire):
                 wire.send(commands)
-        if self._heard or self._changed:
-            self._leaves_at = clock() + _LINGERS
-        elif clock() >= self._leaves_at:
+        if not self._wait(self._pipe[0]) and not self._heard:
             self._hang_up()
             return False
-        self._wait(self._pipe[0])
         for wire in list(self._wires.values()):
             with self._losing(wire):
                 # Read first: after a pause of this process, the server would count as late though the reply is there.
@@ -170,11 +159,11 @@ class Listener(DaemonThread):
                 self._look_after(wire)
         return True
 
-    def _wait(self, pipe: int) -> None:
+    def _wait(self, pipe: int) -> bool:
         poll = original("select", "poll")()
         now = clock()
         poll.register(pipe, _POLLIN)
-        due = [self._leaves_at]
+        due = [now + LINGERS]
         for wire in self._wires.values():
             due += [wire.due, now + wire.server.looks_every]
             if wire.connection is not None and wire.server.looks_every == _NEVER:
@@ -182,6 +171,7 @@ class Listener(DaemonThread):
         ready = poll.poll(max(0, ceil(1000 * (min(due) - now))))
         if any(readable == pipe for readable, _ in ready):
             original("os", "read")(pipe, 4096)
+        return bool(ready)
 
     def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[tuple[str, str]]]:
         commands: dict[_Wire, list[tuple[str, str]]] = {}
@@ -238,11 +228,11 @@ class Listener(DaemonThread):
                 self._tell(channel, LISTENING)
             elif word == "sunsubscribe" and is_ours and not is_expected:
                 # The slot of the channel has moved to another server.
-                self._try_elsewhere(wire, channel)
+                self._seek_again(wire, [channel])
 
     def _refused(self, wire: _Wire, channel: str, error: exceptions.ResponseError) -> None:
         if isinstance(error, exceptions.AskError) or is_passing(error):
-            self._try_elsewhere(wire, channel)
+            self._seek_again(wire, [channel])
             return
         self._wire_of.pop(channel, None)
         if not self.is_refused:
@@ -253,12 +243,13 @@ class Listener(DaemonThread):
             self._log(partial(log.warning, "lock.not_subscribed", *told, store=address))
         self._tell(channel, DEAF)
 
-    def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
-        self._wire_of.pop(channel, None)
+    def _seek_again(self, wire: _Wire, channels: Iterable[str]) -> None:
         # Doubt the server, so that the cluster is asked for the owner.
         wire.server.close()
         wire.try_later()
-        self._deafen(channel)
+        for channel in channels:
+            self._wire_of.pop(channel, None)
+            self._deafen(channel)
 
     def _look_after(self, wire: _Wire) -> None:
         now = clock()
@@ -281,11 +272,7 @@ class Listener(DaemonThread):
             yield
         except exceptions.RedisError:
             wire.hang_up()
-            wire.server.close()
-            wire.try_later()
-            for channel in [channel for channel, at in self._wire_of.items() if at is wire]:
-                del self._wire_of[channel]
-                self._deafen(channel)
+            self._seek_again(wire, [channel for channel, at in self._wire_of.items() if at is wire])
 
     def _hang_up(self) -> None:
         for wire in self._wires.values():

@@ -370,8 +370,12 @@ class Turns(Contract):
     def test_a_turn_that_is_taken_for_a_message_which_has_gone_meanwhile_ends(self, store: Store) -> None:
         store.acquire(claim("a"))
         heard = list[Conflict]()
-        line = Line(lambda _: None, lambda _, conflict: bool(heard.append(conflict)), lambda _: False)
-        one = InLine(store, message("gone"))
+
+        class Gone(InLine):
+            def has_turn(self, conflict: Conflict) -> bool:
+                return bool(heard.append(conflict))
+
+        line, one = Line(), Gone(store, message("gone"), float("inf"))
 
         line.add(one)
         until(lambda: heard, "it has a turn")
