@@ -1,4 +1,9 @@
-"""Locks in Redis or Valkey, and the form in which each command is sent."""
+"""Locks in Redis or Valkey, and the form in which each command is sent.
+
+`Store.request` sends a script: the first try goes straight to `Connections.call`, which takes a connection, whose
+`Link.exchange` sends and reads. If that brings no reply, `Part.persist` repeats `Connections.run`, which also sends the
+text of a script that the server lacks, and waits for replicas.
+"""
 
 from contextlib import suppress
 

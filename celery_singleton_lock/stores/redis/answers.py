@@ -99,13 +99,6 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
     )
 
 
-def accepted(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, exceptions.RedisError):
-            raise reply
-    return replies
-
-
 def is_elsewhere(error: exceptions.RedisError) -> bool:
     """The server is no master now, so ask its address again."""
     return _ELSEWHERE.search(problem_of(error)) is not None
@@ -148,7 +141,7 @@ def problem_of(error: exceptions.RedisError) -> str:
 
 
 class Part:
-    """A server, and its clock. Repeats requests until the server answers."""
+    """What is known of one server: whether it answers, and its clock. Repeats requests until it answers."""
 
     silent_until: float = 0.0  # on `clock()`; until then, releases in the background spare the server
 
@@ -166,12 +159,12 @@ class Part:
         *ask* is called with the moment, on `clock()`, until which it may wait. After *bound* seconds, or a refusal, a
         `StoreError` is raised.
         """
-        give_up_at = clock() + bound
+        sent_at = clock()
+        give_up_at = sent_at + bound
         pause = _FIRST_PAUSE
         problem = None
         tries = 0
         while True:
-            sent_at = clock()
             tries += 1
             try:
                 answer = ask(give_up_at)
@@ -186,6 +179,7 @@ class Part:
                 self.has_answered = True
                 return answer, sent_at, tries
             time.sleep(pause)
+            sent_at = clock()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def unanswered(self, error: exceptions.RedisError) -> StoreError:

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis import Input, packed
-from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, none_of
+from celery_singleton_lock.stores.redis.answers import NotUsable, Part, none_of
 from celery_singleton_lock.stores.redis.connection import Address, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 
@@ -69,37 +69,41 @@ class Cluster(NodeConnections):
         self._owners: list[Address | None] = []
         self._learned_at = float("-inf")
 
-    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
+    def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
         """Ask the server that has *key*; follow MOVED for its slot, and ASK for the key itself."""
         node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):
             sent = [each for command in commands for each in (packed("ASKING"), command)] if asks else commands
-            replies = self.at(node).ask(key, sent, until)[1 if asks else 0 :: 2 if asks else 1]
-            redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
-            if redirect is None:
-                return replies
-            # A `MovedError` is an `AskError`, too.
-            asks = not isinstance(redirect, exceptions.MovedError)
-            if not asks:
-                # Let the next request to this server ask the cluster first, because other slots may have moved too.
-                self.at(node).is_doubted = True
-            # An empty host means the server that answers.
-            node = self._reached(redirect.host or node[0], redirect.port)
+            try:
+                replies = self.at(node).call(key, sent, until)
+            except exceptions.AskError as redirect:
+                # A `MovedError` is an `AskError`, too.
+                asks = not isinstance(redirect, exceptions.MovedError)
+                if not asks:
+                    # Let the next request to this server ask the cluster first, because other slots may have moved too.
+                    self.at(node).is_doubted = True
+                # An empty host means the server that answers.
+                node = self._reached(redirect.host or node[0], redirect.port)
+            else:
+                return replies[1::2] if asks else replies
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script in one round trip to each server that has keys of *inputs*."""
+        one_by_one = super().run
         replies: dict[int, Any] = {}
         groups: dict[Address, list[int]] = {}
         for number, (key, _) in enumerate(inputs):
             groups.setdefault(self.owner_of(key, until), []).append(number)
         for node, group in groups.items():
-            answers = self.at(node).run(script, [inputs[number] for number in group], until, replicas)
+            own = [inputs[number] for number in group]
+            try:
+                answers = self.at(node).run(script, own, until, replicas)
+            except exceptions.AskError:
+                # Some slots have moved, or are moving.
+                answers = [one_by_one(script, [each], until, replicas)[0] for each in own]
             replies.update(zip(group, answers, strict=True))
-        for number, answer in replies.items():
-            if isinstance(answer, exceptions.AskError):
-                (replies[number],) = super().run(script, [inputs[number]], until, replicas)
         return [replies[number] for number in range(len(inputs))]
 
     def part_of(self, key: str) -> Part:
@@ -158,7 +162,7 @@ class Cluster(NodeConnections):
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):
             try:
-                (rows,) = accepted(self.at(node).ask("", [packed("CLUSTER", "SLOTS")], min(until, clock() + _PATIENCE)))
+                (rows,) = self.at(node).call("", [packed("CLUSTER", "SLOTS")], min(until, clock() + _PATIENCE))
             except exceptions.RedisError as error:
                 answers[where(node)] = error
                 continue

@@ -21,7 +21,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis import Input, packed
-from celery_singleton_lock.stores.redis.answers import NotUsable, Part, accepted, is_elsewhere, not_connected
+from celery_singleton_lock.stores.redis.answers import NotUsable, Part, is_elsewhere, not_connected
 from celery_singleton_lock.stores.threads import patched_by
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 # For WAIT: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
-_RECEIVED_AT_ONCE = 4096
+_RECEIVED_AT_ONCE = 448  # bytes; Python allocates an object of more than 512 in a slower way
 
 Address = tuple[str, int]
 
@@ -74,25 +74,26 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, commands: Sequence[bytes], until: float) -> list[Any]:
-        """Send, and return the replies, refusals included."""
-        if len(commands) == 1 and self._reader is not None:
+        """Send, and return the replies. The first refusal is raised once all replies were read."""
+        if len(commands) == 1 and self._reader is not None and until - clock() >= REPLY_TIMEOUT:
+            reply = _NOT_YET
             try:
                 self._socket.sendall(commands[0])
-                if until - clock() >= REPLY_TIMEOUT:
-                    reply = _NOT_YET
-                    while reply is _NOT_YET:
-                        received = self._socket.recv(_RECEIVED_AT_ONCE)
-                        if not received:
-                            raise exceptions.ConnectionError("Connection closed by server.")
-                        self._reader.feed(received)
-                        reply = self._reader.gets()
-                    return [_refusal(reply) if isinstance(reply, exceptions.RedisError) else reply]
+                while reply is _NOT_YET:
+                    received = self._socket.recv(_RECEIVED_AT_ONCE)
+                    if not received:
+                        raise exceptions.ConnectionError("Connection closed by server.")
+                    self._reader.feed(received)
+                    reply = self._reader.gets()
             except OSError as error:
                 kind = exceptions.TimeoutError if isinstance(error, TimeoutError) else exceptions.ConnectionError
                 raise kind(str(error)) from error
-        else:
-            self.connection.send_packed_command([b"".join(commands)], check_health=False)
+            if isinstance(reply, exceptions.RedisError):
+                raise reply
+            return [reply]
+        self.connection.send_packed_command([b"".join(commands)], check_health=False)
         replies = []
+        refusal = None
         for _ in commands:
             left = until - clock()
             # If no time is left, this process was paused, and the reply may be there.
@@ -101,15 +102,10 @@ class Link:
             try:
                 replies.append(self.connection.read_response())
             except exceptions.ResponseError as error:
-                replies.append(_refusal(error))
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
         return replies
-
-
-def _refusal(error: exceptions.RedisError) -> exceptions.RedisError:
-    """Return the error as a reply. Raise it if another server may accept the request, or if the server is at fault."""
-    if not isinstance(error, exceptions.ResponseError) or is_elsewhere(error):
-        raise error
-    return error
 
 
 class Connections:
@@ -118,13 +114,11 @@ class Connections:
     A signal handler may raise anywhere: a connection is taken or kept by a single step of a deque.
     """
 
-    is_sharded = False
-    """A channel is heard only at the server that has its lock."""
+    is_sharded = False  # a channel is heard only at the server that has its lock
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
-    looks_every: float = float("inf")
-    """Seconds between two looks for messages, if there is no socket to wait on."""
+    looks_every: float = float("inf")  # seconds between two looks for messages, if there is no socket to wait on
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -140,8 +134,8 @@ class Connections:
         self._idle = deque[Link](maxlen=0 if is_of_one_thread else None)
         self._pid = getpid()
 
-    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
-        """A reply to each of *commands*, all about *key*, refusals included. *until* is a deadline on `clock()`."""
+    def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
+        """A reply to each of *commands*, all about *key*. *until* is a deadline on `clock()`."""
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
             self._begin()
@@ -153,6 +147,10 @@ class Connections:
         try:
             replies = link.exchange(commands, until)
         except BaseException as error:
+            if isinstance(error, exceptions.ResponseError) and not is_elsewhere(error):
+                # A refusal: all replies were read.
+                idle.append(link)
+                raise
             # The next caller would take a late reply for the answer to its own request.
             link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
@@ -178,17 +176,15 @@ class Connections:
             # 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
-        replies = self.ask(key, commands, until)
-        unknown = next((at for at, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)), None)
-        if unknown is not None:
+        try:
+            replies = self.call(key, commands, until)
+        except exceptions.NoScriptError:
             # The server was restarted, failed over or flushed. One EVAL loads the script for all inputs.
-            commands[unknown] = commands[unknown].replace(script.by_digest, script.by_text, 1)
-            replies = self.ask(key, commands, until)
+            commands[0] = commands[0].replace(script.by_digest, script.by_text, 1)
+            replies = self.call(key, commands, until)
         if not replicas:
             return replies
         *others, acknowledged = replies
-        if isinstance(acknowledged, exceptions.RedisError):
-            raise acknowledged
         if acknowledged < replicas:
             raise exceptions.ConnectionError(
                 f"acknowledged by {acknowledged} of its replicas, not by singleton_lock_replicas={replicas}"
@@ -199,7 +195,7 @@ class Connections:
         """A connection that has subscribed to *channel*, for the caller to disconnect."""
         connection = self.open(until)
         try:
-            accepted(Link(connection).exchange([packed(self.subscribe, channel)], until))
+            Link(connection).exchange([packed(self.subscribe, channel)], until)
         except BaseException:
             connection.disconnect()
             raise

@@ -84,9 +84,10 @@ def packed_acquire(claim: Claim) -> bytes:
     is_like_no_other = claim.queued_for % 1
     if facts.task_id and claim.limit == 1 and not (wants_more or says_more or is_like_no_other):
         key, token, published, task_id = claim.key, claim.token, str(facts.published), facts.task_id
-        lengths = len(key), len(token), len(published), len(task_id)
-        alike = claim.ttl, claim.heeds_queued, claim.queued_for, facts.pid, facts.hostname
-        start, second, third, fourth, end = _usual_acquire(lengths, *alike)
+        ttl, pid, hostname = claim.ttl, facts.pid, facts.hostname
+        start, second, third, fourth, end = _usual_acquire(
+            ttl, claim.heeds_queued, claim.queued_for, pid, hostname, len(key), len(token), len(published), len(task_id)
+        )
         text = f"{start}{key}{second}{token}{third}{published}{fourth}{task_id}{end}"
         if text.isascii():
             return text.encode()
@@ -95,7 +96,7 @@ def packed_acquire(claim: Claim) -> bytes:
 
 @lru_cache(maxsize=256)
 def _usual_acquire(
-    lengths: tuple[int, ...], ttl: float, heeds_queued: bool, queued_for: float, pid: int, hostname: str
+    ttl: float, heeds_queued: bool, queued_for: float, pid: int, hostname: str, *lengths: int
 ) -> list[str]:
     key, token, published, task_id = (_BLANK * length for length in lengths)
     facts = records.Facts(task_id, "", hostname, pid, 0, cast("int", published))
@@ -108,8 +109,7 @@ def packed_release(claim: Claim, place: int | None, ending: records.Ending | Non
     says_more = claim.min_hold or facts.attempt or facts.task_name or facts.label
     if place == 1 and not says_more and ending is not None and not ending.is_due:
         key, token, marker = claim.key, claim.token, records.marker_of(facts.task_id, claim.message)
-        lengths = len(key), len(token), len(marker)
-        start, second, third, end = _usual_release(lengths, ending.outcome, ending.kept)
+        start, second, third, end = _usual_release(ending.outcome, ending.kept, len(key), len(token), len(marker))
         text = f"{start}{key}{second}{token}{third}{marker}{end}"
         if text.isascii():
             return text.encode()
@@ -117,31 +117,26 @@ def packed_release(claim: Claim, place: int | None, ending: records.Ending | Non
 
 
 @lru_cache(maxsize=256)
-def _usual_release(lengths: tuple[int, ...], outcome: records.Outcome, kept: float) -> list[str]:
+def _usual_release(outcome: records.Outcome, kept: float, *lengths: int) -> list[str]:
     key, token, marker = (_BLANK * length for length in lengths)
     _, words, _ = release_arguments(Claim("", "", 0.0), 1, records.Ending(outcome, kept, is_due=False))
     return _around_blanks(RELEASE.on(key, token, words, marker))
 
 
-def acquire_arguments(claim: Claim) -> list[str]:
+def acquire_arguments(claim: Claim, *, looks: bool = False) -> list[str]:
     facts = claim.facts
     grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
     if not facts.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
-    arguments = [claim.token, grant, _words_of(claim), facts.task_id, facts.hostname]
+    arguments = [claim.token, grant, _words_of(claim, looks=looks), facts.task_id, facts.hostname]
     if facts.task_name or facts.label:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
     return arguments
 
 
-def packed_look(claim: Claim) -> bytes:
-    token, grant, words, *others = acquire_arguments(claim)
+def _words_of(claim: Claim, *, looks: bool) -> str:
     # `looks` comes first: acquire.lua may grant a claim at once if its words begin with the limit.
-    return ACQUIRE.on(claim.key, token, grant, f"looks {words}", *others)
-
-
-def _words_of(claim: Claim) -> str:
-    words = f"limit={claim.limit}"
+    words = f"looks limit={claim.limit}" if looks else f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
     if claim.heeds_queued:
@@ -225,14 +220,14 @@ def _holder(
     expires_in = (int(deadline) - now) / 1_000_000
     known: dict[str, Any] = {"task_id": task_id or None, "label": label or None}
     if isinstance(place, str):
-        published, due_for, is_unheard, rank = _numbers_in(grant, 4)
+        published, due_for, is_unheard, rank = numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
         # Of calls that hold nothing, only a successor has its task name in the store.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD
-    since, ahead, ttl, pid, attempt, published = _numbers_in(grant, 6)
+    since, ahead, ttl, pid, attempt, published = numbers_in(grant, 6)
     words = grant.split(" ")
     known |= {"published": published, "attempt": attempt, "pid": pid or None, "hostname": hostname or None}
     known["task_name"] = task_name or (lock_name_of(key) if task_id else None)
@@ -240,41 +235,31 @@ def _holder(
     return Holder(key, token, state, _moment(since), expires_in, since + ahead, ttl=ttl / 1000, **known)
 
 
-def slot_in(entry: str, value: str) -> records.Slot:
-    return records.Slot(entry, *_numbers_in(value, 3))
-
-
-def _numbers_in(value: str, known: int) -> list[int]:
+def numbers_in(value: str, known: int) -> list[int]:
     """The first *known* numbers of a field. Numbers that a later release added are ignored; missing ones are 0."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
 
-def states_in(keys: Sequence[str], replies: Sequence[Any], *, tolerant: bool) -> list[LockState]:
-    """The state of each key in replies of survey.lua. If *tolerant*, an error about one key is its `problem`."""
-    return [_state_in(key, reply, tolerant=tolerant) for key, reply in zip(keys, replies, strict=True)]
+def foreign(key: str, refusal: exceptions.ResponseError) -> LockState:
+    """The state of a key that survey.lua cannot read; raises a *refusal* that is about more than the key."""
+    text = str(refusal)
+    if "WRONGTYPE" not in text and ("user_script" not in text or advice_about(refusal) is not None):
+        raise refusal
+    return LockState(key, problem=_FOREIGN + text.partition(" script:")[0])
 
 
-def _state_in(key: str, reply: Any, *, tolerant: bool) -> LockState:
-    if isinstance(reply, exceptions.RedisError):
-        text = str(reply)
-        is_about_the_key = "WRONGTYPE" in text or ("user_script" in text and advice_about(reply) is None)
-        if not (tolerant and is_about_the_key):
-            raise reply
-        return LockState(key, problem=_FOREIGN + text.partition(" script:")[0])
+def state_in(key: str, reply: Any) -> LockState:
     try:
-        return _survey_in(key, *reply)
+        now, fence, waiting, marks, rows, turns, asks = reply
+        asks = dict(asks)
+        stops = HolderState.ASKED_TO_STOP
+        places = [replace(each, state=stops) if each.token in asks else each for each in holders_in(key, now, rows)]
+        calls = holders_in(key, now, marks), waiting, holders_in(key, now, turns)
+        by = {token: name for token, name in asks.items() if name}
+        return LockState(key, now, int(fence) if fence else None, tuple(places), *calls, by)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:
         return LockState(key, problem=f"{_FOREIGN}{type(error).__name__}: {error}")
-
-
-def _survey_in(key: str, now: int, fence: str, waiting: int, marks: Any, rows: Any, turns: Any, asks: Any) -> LockState:
-    asks = dict(asks)
-    stops = HolderState.ASKED_TO_STOP
-    places = [replace(each, state=stops) if each.token in asks else each for each in holders_in(key, now, rows)]
-    calls = holders_in(key, now, marks), waiting, holders_in(key, now, turns)
-    by = {token: name for token, name in asks.items() if name}
-    return LockState(key, now, int(fence) if fence else None, tuple(places), *calls, by)
 
 
 def _moment(microseconds: int) -> datetime:

@@ -13,7 +13,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, Renewal
 from celery_singleton_lock.stores.redis import encoding, packed
-from celery_singleton_lock.stores.redis.answers import NotUsable, accepted
+from celery_singleton_lock.stores.redis.answers import NotUsable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
@@ -85,7 +85,7 @@ class Inventory:
         the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
-        now, dropped, rows = self._store.ask(encoding.rare_script("break"), key, by, words, *tokens)
+        now, dropped, rows = self._store.run(encoding.rare_script("break"), key, by, words, *tokens)
         # The break is done even if this fails.
         with suppress(StoreError):
             self._store.wake_next(key)
@@ -100,9 +100,8 @@ class Inventory:
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
-        masters = set(self._servers.to_masters(until - clock())) - {self._servers.at_owner_of(key, until)}
-        self._self_test(key, until)
-        for like_it in _keys_like(key, _MOST_LIKE_IT) if masters else ():
+        masters = set(self._servers.to_masters(until - clock()))
+        for like_it in (key, *_keys_like(key, _MOST_LIKE_IT)):
             master = self._servers.at_owner_of(like_it, until)
             if master in masters:
                 masters.remove(master)
@@ -117,13 +116,13 @@ class Inventory:
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
             # Use the key's part, which names its server in an error.
-            tried = partial(self._servers.ask, key, self._commands_on(key))
-            self._store.part_of(key).persist(lambda until: accepted(tried(until)), until - clock())
-            accepted(self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas))
+            tried = partial(self._servers.call, key, self._commands_on(key))
+            self._store.part_of(key).persist(tried, until - clock())
+            self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas)
             _, renewed = self._store.renew_once(holders, until)
             if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
                 raise NotUsable("a lease of the trial was gone before it could be renewed")
-            accepted(self._servers.run(encoding.RELEASE, releases, until))
+            self._servers.run(encoding.RELEASE, releases, until)
             if not subscription.can_read(timeout=max(0.0, until - clock())):
                 raise exceptions.TimeoutError("the waiter was not woken in time")
         finally:
@@ -145,7 +144,7 @@ class Inventory:
 
 
 def _call(server: Connections, *command: str, bound: float = RELEASE_BOUND) -> Any:
-    return server.part.persist(lambda until: accepted(server.ask("", [packed(*command)], until))[0], bound)[0]
+    return server.part.persist(lambda until: server.call("", [packed(*command)], until)[0], bound)[0]
 
 
 def _keys_like(key: str, many: int) -> Iterator[str]:

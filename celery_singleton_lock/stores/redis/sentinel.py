@@ -71,13 +71,13 @@ class SentinelConnections(Connections):
                 f"{{'password': '...'}}, and min_other_sentinels a number{why}"
             ) from error
 
-    def ask(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
+    def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
             # At the end of the interpreter no thread can start.
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
-        return super().ask(key, commands, until)
+        return super().call(key, commands, until)
 
     def _look(self) -> None:
         with suppress(exceptions.RedisError):

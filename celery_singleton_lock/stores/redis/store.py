@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from os import getpid
 from typing import Any, Self, cast
@@ -14,7 +15,7 @@ from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
 from celery_singleton_lock.stores.redis import Input, encoding, packed
-from celery_singleton_lock.stores.redis.answers import Part, accepted, is_passing
+from celery_singleton_lock.stores.redis.answers import Part, is_passing
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
@@ -26,7 +27,6 @@ PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
 _TIME_IS_KNOWN = 60.0  # two clocks drift apart by milliseconds in this time
 _TIME_IS_UNKNOWN = 10.0  # seconds until a silent server is asked again
-_FIRST_TRY = 2 * REPLY_TIMEOUT
 _NOBODY = "~"  # a token that nobody has, so its release gives back nothing
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
@@ -87,7 +87,7 @@ class Store:
 
     def acquire(self, claim: Claim) -> Verdict:
         """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
-        part = self.part_of(claim.key)
+        part = self.servers.part_of(claim.key)
         bound = claim.patience
         if part.is_away and claim.facts.task_id and not claim.waits_here:
             # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
@@ -113,14 +113,15 @@ class Store:
 
         A message with `turn_for` but no `rank` takes a turn, unless a place is free.
         """
-        reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, encoding.packed_look(claim))
+        command = encoding.ACQUIRE.on(claim.key, *encoding.acquire_arguments(claim, looks=True))
+        reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
         """Restart the ttl of each claim, unless another holder may have had its place since the last renewal."""
         if not claims:
             return []
-        part = self.part_of(claims[0].key)
+        part = self.servers.part_of(claims[0].key)
         (inputs, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
         for (key, _), (*_, now) in zip(inputs, replies, strict=True):
             self._compare(key, now, sent_at)
@@ -130,7 +131,7 @@ class Store:
         """Renew the claims in one try. Returns the script's inputs and their replies."""
         inputs = list[Input](encoding.renewals_of(claims, self._renewals_per_script))
         try:
-            return inputs, accepted(self.servers.run(encoding.RENEW, inputs, until, self.replicas))
+            return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
         except exceptions.ClusterCrossSlotError:
             # A plain URL may hide a cluster, which refuses keys of several slots in one script.
             self._renewals_per_script = 1
@@ -163,7 +164,7 @@ class Store:
         """Wake those whose turn it is, in steps: otherwise a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
-            _, _, has_stopped_short = self.ask(encoding.RELEASE, key, _NOBODY, "")
+            _, _, has_stopped_short = self.run(encoding.RELEASE, key, _NOBODY, "")
 
     def mark_queued(
         self,
@@ -197,7 +198,7 @@ class Store:
         arguments = [task_id, milliseconds(seconds), milliseconds(cooldown), words]
         if about := encoding.mark_text(label, queue, published, due_for):
             arguments.append(about)
-        reply = self.ask(encoding.MARK_QUEUED, key, *arguments, bound=PUBLISH_BOUND)
+        reply = self.run(encoding.MARK_QUEUED, key, *arguments, bound=PUBLISH_BOUND)
         return records.Marked(reply[1] / 1_000_000) if reply[0] == "marked" else encoding.conflict_in(key, reply).first
 
     def unmark(
@@ -222,13 +223,13 @@ class Store:
         if claim is not None and claim.succeeds is not None:
             words += f" succeeds={claim.succeeds} published={claim.facts.published}"
             arguments = [task_id, words, claim.facts.task_name]
-        reply = self.ask(encoding.UNMARK, key, *arguments)
+        reply = self.run(encoding.UNMARK, key, *arguments)
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: records.Outcome, seconds: float) -> None:
         """Write the marker of a message, unless a later attempt or outcome is known."""
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
-        self.ask(encoding.RELEASE, key, _NOBODY, words, marker)
+        self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
         """Claim a slot, note when it was sent, or forget its entry.
@@ -237,10 +238,10 @@ class Store:
         """
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
-        return bool(self.ask(encoding.rare_script("claim_slot"), key, *arguments))
+        return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
 
     def slots(self, key: str) -> dict[str, records.Slot]:
-        return {entry: encoding.slot_in(entry, value) for entry, value in self.fields(key).items()}
+        return {entry: records.Slot(entry, *encoding.numbers_in(text, 3)) for entry, text in self.fields(key).items()}
 
     def fields(self, key: str) -> dict[str, str]:
         reply = self.call("HGETALL", key)
@@ -251,7 +252,7 @@ class Store:
         first, *others = [packed("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second, so a connection that breaks later leaves no hash without an expiry.
         commands = [first, packed("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
-        replies, *_ = self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
+        replies, *_ = self.servers.part.persist(lambda until: self.servers.call(key, commands, until), timeout)
         return int(replies[0])
 
     def record(self, key: str, texts: Collection[str], timeout: float) -> None:
@@ -262,12 +263,18 @@ class Store:
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys. If *tolerant*, the server's error about one key becomes its `problem`."""
-        inputs = [(key, encoding.SURVEY.on(key)) for key in keys]
 
-        def look(until: float) -> list[LockState]:
-            return encoding.states_in(keys, self.servers.run(encoding.SURVEY, inputs, until), tolerant=tolerant)
+        def look(keys: Sequence[str], until: float) -> list[LockState]:
+            inputs = [(key, encoding.SURVEY.on(key)) for key in keys]
+            try:
+                return list(map(encoding.state_in, keys, self.servers.run(encoding.SURVEY, inputs, until)))
+            except exceptions.ResponseError as error:
+                if not tolerant:
+                    raise
+                one_by_one = [look([key], until)[0] for key in keys if len(keys) > 1]
+                return one_by_one or [encoding.foreign(keys[0], error)]
 
-        states: list[LockState] = self.servers.part.persist(look, RELEASE_BOUND)[0] if keys else []
+        states: list[LockState] = self.servers.part.persist(partial(look, keys), RELEASE_BOUND)[0] if keys else []
         return states
 
     def holders(self, key: str) -> list[Holder]:
@@ -280,61 +287,62 @@ class Store:
     def replaced_by(self, claim: Claim) -> str | None:
         return cast("str | None", self.call("HGET", claim.key, f"replaced:{claim.token}"))
 
-    def ask(self, script: Script, key: str, *arguments: str, bound: float = RELEASE_BOUND) -> Any:
+    def run(self, script: Script, key: str, *arguments: str, bound: float = RELEASE_BOUND) -> Any:
+        """The reply to a script about *key*."""
         return self.request(script, key, script.on(key, *arguments), bound)[0]
 
     def request(
         self, script: Script, key: str, command: bytes, bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """The reply to a script about *key*, the moment of the try that got it, and how many tries may have worked."""
-        part = self.part_of(key)
+        """As `run`, for a packed command; and the moment of the try that got the reply, and the number of tries."""
+        part = self.servers.part_of(key)
         sent_at = clock()
         tries = 0
-        # The first try goes straight to a single server, which is faster.
-        if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
+        # The first try goes straight to a single server, which is faster. Only `persist` heeds a short bound.
+        if not (self.has_parts or replicas or part.is_away) and bound > REPLY_TIMEOUT:
             try:
-                (reply,) = self.servers.ask(key, (command,), sent_at + _FIRST_TRY)
+                (reply,) = self.servers.call(key, (command,), sent_at + bound)
+            except exceptions.NoScriptError:
+                # Nothing was done, so this is no try. `run` sends the text of the script.
+                pass
             except exceptions.RedisError as error:
                 if not is_passing(error):
                     raise part.unanswered(error) from error
                 tries = 1
             else:
                 part.has_answered = True
-                # A refused script has done nothing, so ask again below, where refusals are handled.
-                if not isinstance(reply, exceptions.RedisError):
-                    return reply, sent_at, 1
+                return reply, sent_at, 1
         inputs = [(key, command)]
-        replies, sent_at, more = part.persist(
-            lambda until: accepted(self.servers.run(script, inputs, until, replicas)), bound - (clock() - sent_at)
+        (reply,), sent_at, more = part.persist(
+            lambda until: self.servers.run(script, inputs, until, replicas), bound - (clock() - sent_at)
         )
-        return replies[0], sent_at, tries + more
+        return reply, sent_at, tries + more
 
     def call(self, *command: str, bound: float = RELEASE_BOUND) -> Any:
         """The reply to a command, whose second word is the key."""
         key = command[1] if len(command) > 1 else ""
         sent = [packed(*command)]
-        return self.servers.part.persist(lambda until: accepted(self.servers.ask(key, sent, until))[0], bound)[0]
+        return self.servers.part.persist(lambda until: self.servers.call(key, sent, until)[0], bound)[0]
 
     def time(self, key: str) -> int | None:
         """The time of the server that has *key*, in microseconds; None if it is unknown."""
-        part = self.part_of(key)
+        part = self.servers.part_of(key)
         now = part.clock.now(_TIME_IS_KNOWN)
         if now is not None or clock() < part.clock.ask_again_at:
             return now or part.clock.now()
         try:
-            (time,), sent_at, _ = part.persist(
-                lambda until: accepted(self.servers.ask(key, [packed("TIME")], until)), _TIME_BOUND
-            )
+            asked = [packed("TIME")]
+            (time,), sent_at, _ = part.persist(lambda until: self.servers.call(key, asked, until), _TIME_BOUND)
             self._compare(key, encoding.microseconds(time), sent_at)
         except StoreError:
             part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
         # Not `part`: the answer may have told which server has the key.
-        return self.part_of(key).clock.now()
+        return self.servers.part_of(key).clock.now()
 
     def close(self) -> None:
         self.servers.close()
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
-        step = self.part_of(key).clock.compare(now, sent_at)
+        step = self.servers.part_of(key).clock.compare(now, sent_at)
         if step and self.on_clock_step is not None:
             self.on_clock_step(step)
