@@ -12,7 +12,7 @@
 -- @include marks
 -- @include successor
 -- @include queue
-local key, words = KEYS[1], words_in(words)
+local key, options = KEYS[1], parsed(words)
 local lock = read_lock(key, '')
 local meant, holders, dropped, is_cooling = {}, {}, {}, false
 for i = 3, #ARGV do
@@ -20,27 +20,27 @@ for i = 3, #ARGV do
 end
 
 begin_writing(key)
-for _, each in ipairs(lock.places) do
-  if each.alive and meant[each.token] then
-    holders[#holders + 1] = each
-  elseif each.alive and words.marks and is_on_hold(each.token) then
-    empty_place(key, each.place, each.token)
+for _, place in ipairs(lock.places) do
+  if place.is_taken and meant[place.token] then
+    holders[#holders + 1] = place
+  elseif place.is_taken and options.marks and is_cooldown(place.token) then
+    empty_place(key, place.number, place.token)
     is_cooling = true
   end
 end
-local rows = described(key, holders, math.huge) or {}
-for _, each in ipairs(holders) do
-  if words.force then
-    empty_place(key, each.place, each.token)
+local rows = rows_of_holders(key, holders, math.huge) or {}
+for _, place in ipairs(holders) do
+  if options.force then
+    empty_place(key, place.number, place.token)
   else
-    ask_to_stop(key, each)
-    call('HSET', key, 'broken:' .. each.token, by)
+    ask_to_stop(key, place)
+    call('HSET', key, 'broken:' .. place.token, by)
   end
 end
-if words.marks then
+if options.marks then
   local in_force = {queued = lock.queued, next = is_coming(lock.successor), cooldown = is_cooling or lock.cooldown}
-  for _, word in ipairs({'queued', 'next', 'cooldown'}) do
-    dropped[#dropped + 1] = in_force[word] and word or nil
+  for _, name in ipairs({'queued', 'next', 'cooldown'}) do
+    dropped[#dropped + 1] = in_force[name] and name or nil
   end
   call('HDEL', key, 'queued', 'next', 'cooldown')
 end

@@ -1,6 +1,6 @@
 -- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- KEYS[1]  hash of the last slots, `<due> <fence> <sent>`, by entry. The entry '\31<hostname>:<pid>' notes a leader.
+-- KEYS[1]  hash of the last slot of each entry: `<due> <fence> <sent>`. The entry '\31<hostname>:<pid>' stands for a leader.
 -- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
 -- @argument due    microseconds

@@ -12,10 +12,10 @@
 
 -- @include time
 local key = KEYS[1]
-local labelled = about and task_id .. '\31' .. about or task_id
-local mark = format('%d', now + lasts * 1000) .. ' ' .. labelled
+local task_and_about = about and task_id .. '\31' .. about or task_id
+local mark = format('%d', now + lasts * 1000) .. ' ' .. task_and_about
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
--- Only a new hash has no expiry.
+-- Only a new hash has no expiry, and nothing in it is in the call's way.
 if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 then
   if cooldown ~= '0' then
     call('HSET', key, 'cooldown', format('%d', now + cooldown * 1000) .. ' ' .. task_id)
@@ -28,7 +28,7 @@ end
 -- @include marks
 local function set_mark(name, milliseconds, text)
   call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. text)
-  expire_after(key, milliseconds * 1000)
+  keep_for(key, milliseconds * 1000)
 end
 
 local function refuse(rows)
@@ -38,48 +38,51 @@ local function refuse(rows)
   return {'held', now, '', rows}
 end
 
-local words = words_in(words)
-local limit = tonumber(words.limit)
+local options = parsed(words)
+local limit = tonumber(options.limit)
 local known = call('HMGET', key, 'places', 'queued', 'cooldown')
-local queued, cooling = mark_of(known[2]), mark_of(known[3], 'cooldown')
+local queued, cooldown_mark = mark_in(known[2]), mark_in(known[3], 'cooldown')
 local is_repeated = not is_marked and queued and queued.task_id == task_id
-local older_until, first = queued and queued.supersedes or 0, queued and queued.first or 0
+local older_until, first_published = queued and queued.supersedes_until or 0, queued and queued.first_published or 0
+-- 1. Is another call queued, which the caller may not supersede?
 if queued and queued.task_id ~= task_id then
-  if words.newest and queued.published < mark_of(mark).published then
+  if options.newest and queued.published < mark_in(mark).published then
     older_until = math.max(queued.deadline, older_until)
-    first = first > 0 and first or queued.published
-    if cooling and cooling.task_id == queued.task_id then
-      cooling = nil -- a new cool-down begins
+    first_published = first_published > 0 and first_published or queued.published
+    if cooldown_mark and cooldown_mark.task_id == queued.task_id then
+      cooldown_mark = nil -- a new cool-down begins
     end
-  elseif words.sent ~= 'over' then
-    return refuse(described_calls({queued}))
+  elseif options.sent ~= 'over' then
+    return refuse(rows_of_calls({queued}))
   end
 end
-local places, held = {}, 0
-if not is_repeated and (limit > 0 or cooling) then
+-- 2. Do runs take all places, or does a cool-down last?
+local places, taken = {}, 0
+if not is_repeated and (limit > 0 or cooldown_mark) then
   places = read_places(key, tonumber(known[1] or 1))
   -- A run whose call has ended must not keep a new call out: nobody would do the new work.
-  for place, each in ipairs(places) do
-    each.alive = each.alive and (is_on_hold(each.token) or not has_ended(call('HGET', key, place .. ':')))
-    held = held + (each.alive and places_of(each.token) or 0)
+  for number, place in ipairs(places) do
+    place.is_taken = place.is_taken and (is_cooldown(place.token) or not call_has_ended(call('HGET', key, number .. ':')))
+    taken = taken + (place.is_taken and places_taken_by(place.token) or 0)
   end
 end
-local is_cooling = cooling and cooling.task_id ~= task_id
-if limit > 0 and held >= limit then
-  return refuse(described(key, places))
-elseif is_cooling and not words.sent then
-  return refuse(described(key, places) or described_calls({cooling}))
+local others_cooldown = cooldown_mark and cooldown_mark.task_id ~= task_id
+if limit > 0 and taken >= limit then
+  return refuse(rows_of_holders(key, places))
+elseif others_cooldown and not options.sent then
+  return refuse(rows_of_holders(key, places) or rows_of_calls({cooldown_mark}))
 end
+-- 3. When is the call due? The last of a series of newest calls must not be due long after the first.
 local sooner = 0
-if words.newest and older_until > 0 then
-  labelled = labelled .. ',' .. integer(older_until) .. ',' .. integer(first)
-  if words.within and first > 0 then
-    sooner = math.max(0, now + words.due_in * 1000 - math.max(now, first + words.within * 1000))
+if options.newest and older_until > 0 then
+  task_and_about = task_and_about .. ',' .. integer(older_until) .. ',' .. integer(first_published)
+  if options.within and first_published > 0 then
+    sooner = math.max(0, now + options.due_in * 1000 - math.max(now, first_published + options.within * 1000))
   end
 end
 -- A mark with `due_for` ends at `expires`; any other moves with the call's due time.
-set_mark('queued', lasts - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
-if cooldown ~= '0' and not is_cooling then
+set_mark('queued', lasts - (mark_in(mark).due_for == 0 and math.floor(sooner / 1000) or 0), task_and_about)
+if cooldown ~= '0' and not others_cooldown then
   set_mark('cooldown', cooldown, task_id)
 end
 return {'marked', sooner}

@@ -1,11 +1,11 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
 -- KEYS[1]  lock key
--- @argument token   with `~`, which nobody has, the script only writes the marker, or only wakes turns
+-- @argument token   nobody has the token `~`: with it, the script only writes the marker, or only wakes turns
 -- @argument words   `size`: the number of fields if the hash has only this holder. `place`, if known. `min_hold`:
 --                   milliseconds after the grant for which the place stays taken. With a marker: `attempt`, and the
 --                   fields of an `Ending`.
--- @argument marker  of the message whose run has ended
+-- @argument marker  the done marker of the message whose run has ended
 --
 -- Returns  1                      The lock is free, and nothing is left in the hash.
 --          {lost, marked, short}  `lost`: `taken` by another caller, `expired`, or empty. `marked`: 1 if the marker was left.
@@ -22,9 +22,9 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local words = words_in(words)
+local options = parsed(words)
 local lock = read_lock(key, token)
-local line, min_hold = lock.line, (words.min_hold or 0) * 1000
+local line, min_hold = lock.line, (options.min_hold or 0) * 1000
 local lost = size == 0 and 'expired' or 'taken'
 -- HDEL first, as in `begin_writing`: a server out of memory would refuse HSET.
 if call('HDEL', key, 'w' .. token) == 1 then
@@ -32,26 +32,26 @@ if call('HDEL', key, 'w' .. token) == 1 then
   lost = ''
 end
 
-local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
-for place, each in ipairs(lock.places) do
-  if each.token == token and (not words.place or tonumber(words.place) == place) then
-    copy_has_come = marker and call('HEXISTS', key, place .. ':c') == 1
+local taken, highest_left, has_cooldown, copy_has_come = 0, 1, false, false
+for number, place in ipairs(lock.places) do
+  if place.token == token and (not options.place or tonumber(options.place) == number) then
+    copy_has_come = marker and call('HEXISTS', key, number .. ':c') == 1
     -- If this server's clock was set back, the grant lies in the future.
-    local free_at = min_hold > 0 and math.min(grant_of(key, place).since, now) + min_hold or now
-    is_kept, lost = free_at > now, ''
-    each.alive = is_kept
-    if is_kept then
+    local free_at = min_hold > 0 and math.min(grant_of(key, number).since, now) + min_hold or now
+    has_cooldown, lost = free_at > now, ''
+    place.is_taken = has_cooldown
+    if has_cooldown then
       -- No caller has this token, so nobody renews or releases the place.
-      forget_token(key, place, token)
-      call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
-      expire_after(key, free_at - now)
+      forget_token(key, number, token)
+      call('HSET', key, number, '~' .. token, '~' .. token, integer(free_at))
+      keep_for(key, free_at - now)
     else
-      empty_place(key, place, token)
-      each.token = nil
+      empty_place(key, number, token)
+      place.token = nil
     end
   end
-  held = held + (each.alive and places_of(each.token) or 0)
-  highest_left = each.token and place or highest_left
+  taken = taken + (place.is_taken and places_taken_by(place.token) or 0)
+  highest_left = place.token and number or highest_left
 end
 if #lock.places > 1 and highest_left == 1 then
   call('HDEL', key, 'places')
@@ -60,15 +60,15 @@ elseif highest_left < #lock.places then
 end
 
 -- After a loss nobody knows whether a copy has come.
-local is_marked = marker and (lost ~= '' or copy_has_come or words.is_due)
+local is_marked = marker and (lost ~= '' or copy_has_come or options.is_due)
 if is_marked then
-  write_marker(key, marker, tonumber(words.attempt), words.outcome, tonumber(words.kept))
+  write_marker(key, marker, tonumber(options.attempt), options.outcome, tonumber(options.kept))
 end
 if marker and token == '~' then
   return {lost, 1, 0}
 end
-local stopped_short = line and wake_next(key, line, held)
-if line and is_kept then
+local stopped_short = line and wake_next(key, line, taken)
+if line and has_cooldown then
   tell_near(key, line.front, math.min(line.front + NEXT_FEW - 1, line.last))
 end
 wake_successor(key, lock.successor)

@@ -9,30 +9,31 @@
 -- @include time
 local deadline = format('%.0f', now + ARGV[1] * 1000)
 local expiry = format('%.0f', 2 * ARGV[1])
+local RENEWED, REPLACED, BROKEN, TAKEN, GONE = 1, 2, 4, 0, -1
 local answers = {}
 
--- A server out of memory refuses HSET as the first write of a script, and allows HDEL.
+-- A server out of memory refuses a script whose first write is HSET. A script that begins with HDEL may write all.
 redis.pcall('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
-  -- HSET answers 0 if the field was there: the lease lasts, and nobody has asked its holder to stop.
+  -- HSET answers 0 if the field was there: the lease is the caller's, and nobody has asked the caller to stop.
   local written = redis.pcall('HSET', key, ARGV[i + 1], deadline)
   if written == 0 then
     call('PEXPIRE', key, expiry, 'GT')
-    answers[i] = 1
+    answers[i] = RENEWED
   elseif written ~= 1 then
     -- Another program's key costs only the lease on that key.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end
-    answers[i] = 0
+    answers[i] = TAKEN
   else
     call('HDEL', key, ARGV[i + 1])
     if call('HEXISTS', key, '!' .. ARGV[i + 1]) == 1 then
       call('HSET', key, '!' .. ARGV[i + 1], deadline)
       call('PEXPIRE', key, expiry, 'GT')
-      answers[i] = call('HEXISTS', key, 'broken:' .. ARGV[i + 1]) == 1 and 4 or 2
+      answers[i] = call('HEXISTS', key, 'broken:' .. ARGV[i + 1]) == 1 and BROKEN or REPLACED
     else
-      answers[i] = call('EXISTS', key) - 1
+      answers[i] = call('EXISTS', key) == 1 and TAKEN or GONE
     end
   end
 end

@@ -33,16 +33,17 @@ end
 if line then
   -- At least half of the tickets are left for turns that will be woken.
   local unheard, others = line.front - line.first, line.last - line.front + 1
-  local read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
-  local stop = math.min(line.last, line.front + MOST_SHOWN - read - 1)
-  add_turns(line.first, line.first + read - 1)
+  local unheard_read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
+  local stop = math.min(line.last, line.front + MOST_SHOWN - unheard_read - 1)
+  add_turns(line.first, line.first + unheard_read - 1)
   add_turns(line.front, stop)
-  waiting = #turns + unheard - read + line.last - stop
+  -- Each ticket that is not read counts as a turn.
+  waiting = #turns + unheard - unheard_read + line.last - stop
 end
-for _, each in ipairs(lock.places) do
-  if each.alive and each.asked_to_stop then
-    asked[#asked + 1] = {each.token, call('HGET', key, 'broken:' .. each.token) or ''}
+for _, place in ipairs(lock.places) do
+  if place.is_taken and place.asked_to_stop then
+    asked[#asked + 1] = {place.token, call('HGET', key, 'broken:' .. place.token) or ''}
   end
 end
-local rows = described(key, lock.places, math.huge) or {}
-return {now, lock.fence or '', waiting, described_calls(marks, math.huge), rows, described_calls(turns, math.huge), asked}
+local rows = rows_of_holders(key, lock.places, math.huge) or {}
+return {now, lock.fence or '', waiting, rows_of_calls(marks, math.huge), rows, rows_of_calls(turns, math.huge), asked}

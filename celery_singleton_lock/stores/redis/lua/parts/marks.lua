@@ -1,55 +1,57 @@
 -- The marks of calls that hold nothing:
 --   `queued`    the call that is unique in the queue
 --   `cooldown`  the call whose publishing keeps the key in a cool-down
---   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes>,<first>`
--- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes`:
--- until then, superseded calls may come. `first`: publication of the first superseded call.
+--   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes_until>,<first_published>`
+-- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes_until`:
+-- until then, calls that this one has superseded may still come. `first_published`: publication of the first of them.
 local RESULT_GRACE = 5000000 -- a run that has not stored its result by then is taken for dead
 local SAMPLE = 10
 
-local function mark_of(value, word)
+-- Returns nil if the mark has ended.
+local function mark_in(value, holder_state)
   local deadline, task_id = string.match(value or '', '^(%d+) ([^\31]*)')
   deadline = tonumber(deadline or 0)
   if deadline > now then
-    local label, queue, published, due_for, supersedes, first =
+    local label, queue, published, due_for, supersedes_until, first_published =
       string.match(value, '\31([^\31]*)\31?([^\31]*)\31?(%d*),?(%d*),?(%d*),?(%d*)')
     return {
       deadline = deadline, task_id = task_id, label = label, queue = queue, published = tonumber(published) or 0,
-      due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0, first = tonumber(first) or 0,
-      word = word or 'queued', value = value,
+      due_for = tonumber(due_for) or 0, supersedes_until = tonumber(supersedes_until) or 0,
+      first_published = tonumber(first_published) or 0, holder_state = holder_state or 'queued', value = value,
     }
   end
 end
 
--- The marker tells later deliveries of a message that a run has ended:
---   `done:<task id>:<publication>`  `<until> <attempt> <outcome> <when>`
+-- The done marker tells later deliveries of a message that a run has ended:
+--   `done:<task id>:<publication>`  `<until> <attempt> <outcome> <written at>`
 --   outcomes                        `retried`, `ended` (the result is about to be stored), `stored`
 local function read_marker(key, marker)
-  local deadline, attempt, outcome, at = string.match(call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
+  local deadline, attempt, outcome, written_at =
+    string.match(call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
-    return tonumber(attempt), outcome, tonumber(at)
+    return tonumber(attempt), outcome, tonumber(written_at)
   end
   return -1, '', 0
 end
 
 -- A copy that comes late may be followed by another, so keep the marker for as long again.
 local function keep_marker(key, marker)
-  local deadline, facts, at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
-  local lasts = deadline - at
+  local deadline, facts, written_at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
+  local lasts = deadline - written_at
   -- A server that takes no writes must still answer the copy.
   if type(redis.pcall('HDEL', key, '')) == 'number' then
     call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
-    expire_after(key, lasts)
+    keep_for(key, lasts)
   end
 end
 
--- Redis before 7.4 expires no single field. So each call deletes the expired markers among a few random fields.
+-- Redis before 7.4 expires no single field. So each write deletes the expired markers among a few random fields.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
-  local latest, its_outcome = read_marker(key, marker)
-  if latest < attempt or (latest == attempt and its_outcome == 'ended') then
+  local known_attempt, known_outcome = read_marker(key, marker)
+  if known_attempt < attempt or (known_attempt == attempt and known_outcome == 'ended') then
     local facts = attempt .. ' ' .. outcome .. ' ' .. integer(now)
     call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
-    expire_after(key, milliseconds * 1000)
+    keep_for(key, milliseconds * 1000)
   end
   for _, field in ipairs(call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then

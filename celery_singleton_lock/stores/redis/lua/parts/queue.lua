@@ -1,9 +1,9 @@
 -- The line of a lock has a turn for each call that waits, ordered by rank, the moment of the first refusal. leases/line.py has
--- the table of a turn's states.
+-- the table of a turn's states. acquire.lua writes the state of its caller's turn; `wake_turn` and `walk_line` those of others.
 --
---   `q<ticket>`              `<rank> <state><since> <lasts> <before> <limit> <copies> <token>\31<task id>`. `since`:
---                            milliseconds after the rank. `lasts`: seconds after it. `before`: microseconds from the
---                            publication to the rank. `copies`: 1 once another delivery has come. `token`: `@` for a
+--   `q<ticket>`              `<rank> <state><since> <lasts> <waited> <limit> <has_copy> <token>\31<task id>`. `since`:
+--                            milliseconds after the rank. `lasts`: seconds after it. `waited`: microseconds from the
+--                            publication to the rank. `has_copy`: 1 once another delivery has come. `token`: `@` for a
 --                            message.
 --   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
 --   `first` to `front` - 1   tickets of UNHEARD turns, or void. Walks begin at `front`.
@@ -17,32 +17,33 @@ local MOST_TURNS = 5000 -- in one lock; a call beyond them polls
 local ON_ITS_WAY = 2000000 -- time for a refused message to reach a worker that listens
 local TIME_TO_COME = 3000000 -- time for a woken message to come
 local MOST_WOKEN = 16 -- turns that are woken at once; those that find no place are requeued for nothing
-local TIDIED_AT_ONCE = 20 -- tickets that a script tidies, so that it stays short
+local SKIPPED_AT_ONCE = 20 -- void tickets, so that a script stays short
 
 local function read_turn(key, ticket)
   local value = call('HGET', key, 'q' .. ticket) or ''
-  local rank, state, since, lasts, before, limit, copies, token, task_id =
+  local rank, state, since, lasts, waited, limit, has_copy, token, task_id =
     string.match(value, '^(%d+) (%a)(%-?%d+) (%-?%d+) (%-?%d+) (%d+) (%d) ([^ \31]+)[^\31]*\31(.*)$')
   if rank then
     rank = tonumber(rank)
     return {
-      rank = rank, state = state, since = rank + since * 1000, deadline = rank + lasts * 1000000, published = rank - before,
-      limit = tonumber(limit), copies = copies, token = token == '@' and '@' .. task_id or token, task_id = task_id,
-      is_message = token == '@', value = value, word = 'waiting',
+      rank = rank, state = state, since = rank + since * 1000, deadline = rank + lasts * 1000000, published = rank - waited,
+      limit = tonumber(limit), has_copy = has_copy, who = token == '@' and '@' .. task_id or token, task_id = task_id,
+      is_message = token == '@', value = value, holder_state = 'waiting',
     }
   end
 end
 
-local function leave_line(key, ticket, token)
-  call('HDEL', key, 'q' .. ticket, 'w' .. token)
+local function leave_line(key, ticket, who)
+  call('HDEL', key, 'q' .. ticket, 'w' .. who)
 end
 
-local function turn_at(key, ticket)
+-- Returns the turn, or ends it if its time is over.
+local function turn_in_time(key, ticket)
   local turn = read_turn(key, ticket)
   if turn and turn.deadline > now then
     return turn
   elseif turn then
-    leave_line(key, ticket, turn.token)
+    leave_line(key, ticket, turn.who)
   end
 end
 
@@ -56,10 +57,10 @@ end
 
 local function write_turn(key, ticket, turn)
   local since = turn.state == WAITING and 0 or math.floor((turn.since - turn.rank) / 1000)
-  local lasts, before = math.ceil((turn.deadline - turn.rank) / 1000000), turn.rank - turn.published
-  local numbers = format('%.0f %s%.0f %.0f %.0f %d %s ', turn.rank, turn.state, since, lasts, before, turn.limit, turn.copies)
-  local value = numbers .. (turn.is_message and '@' or turn.token) .. '\31' .. turn.task_id
-  call('HSET', key, 'q' .. ticket, value, 'w' .. turn.token, ticket)
+  local lasts, waited = math.ceil((turn.deadline - turn.rank) / 1000000), turn.rank - turn.published
+  local numbers = format('%.0f %s%.0f %.0f %.0f %d %s ', turn.rank, turn.state, since, lasts, waited, turn.limit, turn.has_copy)
+  local value = numbers .. (turn.is_message and '@' or turn.who) .. '\31' .. turn.task_id
+  call('HSET', key, 'q' .. ticket, value, 'w' .. turn.who, ticket)
 end
 
 -- The front moves back to a turn that is heard again: otherwise no walk would find it.
@@ -77,7 +78,7 @@ end
 
 -- Returns how many listen; without the right to publish, assume that somebody does.
 local function tell(key, turn, word)
-  local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, word)
+  local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.who, word)
   return type(listeners) == 'number' and listeners or 1
 end
 
@@ -98,32 +99,32 @@ end
 
 local function tell_near(key, from, last)
   for ticket = from, last do
-    local turn = turn_at(key, ticket)
+    local turn = turn_in_time(key, ticket)
     if turn then
       tell(key, turn, 'near')
     end
   end
 end
 
--- Returns the first ticket that may have a turn. A full line loses its oldest unheard turns.
-local function tidied(key, line)
-  local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
+-- Returns the first ticket that may have a turn. A line that is full loses its oldest unheard turns.
+local function first_in_use(key, line)
+  local stop = math.min(line.front, line.first + SKIPPED_AT_ONCE) - 1
   for ticket = line.first, stop do
-    local turn = turn_at(key, ticket)
+    local turn = turn_in_time(key, ticket)
     if turn and line.last - ticket < MOST_TURNS then
       return ticket
     elseif turn then
-      leave_line(key, ticket, turn.token)
+      leave_line(key, ticket, turn.who)
     end
   end
   return stop + 1
 end
 
--- Let walks begin at `front`; `unheard` is the first turn that is left behind.
-local function begin_line_at(key, line, front, unheard)
+-- `unheard` is the first turn that the front leaves behind.
+local function move_front(key, line, front, unheard)
   local before = line.front
   front = math.max(front, before)
-  local first = tidied(key, line)
+  local first = first_in_use(key, line)
   if first == before then
     first = math.min(unheard or front, front)
   end
@@ -145,7 +146,7 @@ local function walk_line(key, line, from, last, visit)
   local front, unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
   for ticket = from, stop do
-    local turn = turn_at(key, ticket)
+    local turn = turn_in_time(key, ticket)
     if turn then
       if turn.state == WOKEN and turn.since <= now - TIME_TO_COME then
         line.missed = line.missed + 1
@@ -164,35 +165,51 @@ local function walk_line(key, line, from, last, visit)
     end
   end
   if from <= line.front then
-    begin_line_at(key, line, front or stop + 1, unheard)
+    move_front(key, line, front or stop + 1, unheard)
   end
   return not front and stop < last
 end
 
--- If places are free, wake as many turns, or two per missed turn if more. Returns true if more may have to be woken.
-local function wake_next(key, line, held)
+-- Wake as many turns as places are free, or two for each missed turn if that is more. Returns true if more turns may have to
+-- be woken.
+local function wake_next(key, line, taken)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
-    local free = turn.limit - held
+    local free = turn.limit - taken
     if turn.state == UNHEARD then
       return
-    elseif woken >= (free > 0 and math.max(free, math.min(2 * line.missed, MOST_WOKEN)) or free) then
+    elseif free <= 0 or woken >= math.max(free, math.min(2 * line.missed, MOST_WOKEN)) then
       return 'enough'
     elseif wake_turn(key, ticket, turn) then
-      woken = woken + places_of(turn.token)
+      woken = woken + places_taken_by(turn.who)
     end
   end)
 end
 
+-- The whole hash, for a caller whose turn would be that of `who`.
 local function read_lock(key, who)
   local known = call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who
   )
-  local first, last, front = tonumber(known[3] or nil), tonumber(known[4] or nil), tonumber(known[5] or nil)
+  local first, last, front = tonumber(known[3]), tonumber(known[4]), tonumber(known[5])
   return {
     fence = known[1], places = read_places(key, tonumber(known[2] or 1)),
     line = first and {first = first, last = last, front = front, missed = 0},
-    successor = successor_in(known[6]), queued = mark_of(known[7]), cooldown = mark_of(known[8], 'cooldown'),
-    ticket = tonumber(known[9] or nil),
+    successor = successor_in(known[6]), queued = mark_in(known[7]), cooldown = mark_in(known[8], 'cooldown'),
+    ticket = tonumber(known[9]),
   }
+end
+
+-- Only marks that have ended, and the fence, do not keep the hash.
+local function delete_if_idle(key)
+  local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
+  for i = 1, 4 do
+    many = many + (known[i] and 1 or 0)
+  end
+  local successor = successor_in(known[3])
+  local is_in_force = mark_in(known[1]) or mark_in(known[2])
+    or successor and math.max(successor.deadline, successor.supersedes_until) > now
+  if not is_in_force and call('HLEN', key) == many then
+    call('DEL', key)
+  end
 end

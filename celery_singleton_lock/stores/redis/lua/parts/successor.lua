@@ -1,22 +1,23 @@
 -- The successor is the call that runs next:
---   `next`  `<deadline> <supersedes> <published> <policy> <task id>\31<task name>`
--- `deadline`: until then the next free place is kept; 0 once the successor's run has begun. `supersedes`: until then the
--- successor supersedes older calls.
+--   `next`  `<deadline> <supersedes_until> <published> <policy> <task id>\31<task name>`
+-- `deadline`: until then the next free place is kept for the successor; 0 once its run has begun. `supersedes_until`: until
+-- then the successor supersedes older calls. `policy`: `rerun` or `replace`.
 local function successor_in(value)
-  local deadline, supersedes, published, policy, task_id, task_name =
+  local deadline, supersedes_until, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
   if deadline then
     return {
-      deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),
-      policy = policy, task_id = task_id, task_name = task_name, word = deadline == '0' and 'ended' or 'next',
+      deadline = tonumber(deadline), supersedes_until = tonumber(supersedes_until), published = tonumber(published),
+      policy = policy, task_id = task_id, task_name = task_name, holder_state = deadline == '0' and 'ended' or 'next',
     }
   end
 end
 
-local function set_successor(key, each)
-  local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
-  call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
-  expire_after(key, math.max(each.deadline, each.supersedes) - now)
+local function set_successor(key, successor)
+  local moments = {integer(successor.deadline), integer(successor.supersedes_until), integer(successor.published)}
+  local text = table.concat(moments, ' ') .. ' ' .. successor.policy .. ' ' .. successor.task_id
+  call('HSET', key, 'next', text .. '\31' .. successor.task_name)
+  keep_for(key, math.max(successor.deadline, successor.supersedes_until) - now)
 end
 
 local function is_coming(successor)
@@ -29,20 +30,20 @@ local function wake_successor(key, successor)
   end
 end
 
--- How a call stands to the successor, if both policies are `replace`, or both `rerun` of one task:
+-- How a caller stands to the successor, if both policies are `replace`, or both `rerun` of one task:
 --
---   the successor               was published before the call   was published later
---   is coming                   older_yields                    newer_wins
---   never came                  older_yields                    predecessor
---   has begun, is remembered    predecessor                     newer_wins if the call was the newest, otherwise predecessor
---   has begun, is forgotten     none                            none
+--   the successor               was published before the caller   was published later
+--   is coming                   older_yields                      newer_wins
+--   never came                  older_yields                      predecessor
+--   has begun, is remembered    predecessor                       newer_wins if the caller was the newest, else predecessor
+--   has begun, is forgotten     none                              none
 --
---   `mine`          The successor is the call.
---   `newer_wins`    The call ends in favour of the successor; a `replace` call also in favour of a later `rerun` successor.
---   `older_yields`  The successor ends in favour of the call.
---   `predecessor`   The call supersedes the calls that the successor superseded: otherwise these would run after newer ones.
---   `stranger`      Any other successor that is coming: the call waits until that has run.
-local function relation(caller, successor)
+--   `mine`          The successor is the caller.
+--   `newer_wins`    The caller ends in favour of the successor; a `replace` caller also in favour of a later `rerun` successor.
+--   `older_yields`  The successor ends in favour of the caller.
+--   `predecessor`   The caller supersedes the calls that the successor superseded: otherwise these would run after newer ones.
+--   `stranger`      Any other successor that is coming: the caller waits until that has run.
+local function relation_to_successor(caller, successor)
   if not successor then
     return 'none'
   elseif successor.task_id == caller.task_id then
@@ -52,7 +53,7 @@ local function relation(caller, successor)
   local is_of_one_kind = successor.policy == caller.policy
     and (caller.policy == 'replace' or successor.task_name == caller.task_name)
   local comes, has_begun = is_coming(successor), successor.deadline == 0
-  local is_remembered = has_begun and successor.supersedes > now
+  local is_remembered = has_begun and successor.supersedes_until > now
   if is_later and (is_of_one_kind or caller.policy == 'replace') and (comes or is_remembered and caller.newest) then
     return 'newer_wins'
   elseif not is_of_one_kind then
@@ -63,22 +64,23 @@ local function relation(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
+-- Returns the newer call in whose favour the caller ends, or nil.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
   end
-  return relation(caller, successor) == 'newer_wins' and successor or nil
+  return relation_to_successor(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- No call yields to a `Lock`, which has no task id.
+-- Returns the task id of a holder that was published after the caller. A `Lock` has no task id, and supersedes nobody.
 local function newer_run(key, places, caller)
-  for _, each in ipairs(places) do
-    if each.alive and not is_on_hold(each.token) then
-      local grant, task_id = grant_of(key, each.place), call('HGET', key, each.place .. ':i')
+  for _, place in ipairs(places) do
+    if place.is_taken and not is_cooldown(place.token) then
+      local grant, task_id = grant_of(key, place.number), call('HGET', key, place.number .. ':i')
       local published = grant.published > 0 and grant.published or grant.since
-      local name = string.match(call('HGET', key, each.place .. ':n') or '', '^[^\31]*')
-      local is_meant = caller.policy == 'replace' or name == caller.task_name
-      if task_id and task_id ~= '' and is_meant and published > caller.published then
+      local task_name = string.match(call('HGET', key, place.number .. ':n') or '', '^[^\31]*')
+      local is_of_one_kind = caller.policy == 'replace' or task_name == caller.task_name
+      if task_id and task_id ~= '' and is_of_one_kind and published > caller.published then
         return task_id
       end
     end
@@ -87,29 +89,16 @@ end
 
 local function ask_oldest_to_stop(key, places, successor_id)
   local oldest, since
-  for _, each in ipairs(places) do
-    if each.alive and not is_on_hold(each.token) then
-      local began = grant_of(key, each.place).since
-      if not oldest or began < since then
-        oldest, since = each, began
+  for _, place in ipairs(places) do
+    if place.is_taken and not is_cooldown(place.token) then
+      local granted_at = grant_of(key, place.number).since
+      if not oldest or granted_at < since then
+        oldest, since = place, granted_at
       end
     end
   end
   if oldest then
     ask_to_stop(key, oldest)
     call('HSET', key, 'replaced:' .. oldest.token, successor_id)
-  end
-end
-
-local function delete_if_idle(key)
-  local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
-  for i = 1, 4 do
-    many = many + (known[i] and 1 or 0)
-  end
-  local successor = successor_in(known[3])
-  local is_in_force = mark_of(known[1]) or mark_of(known[2])
-    or successor and math.max(successor.deadline, successor.supersedes) > now
-  if not is_in_force and call('HLEN', key) == many then
-    call('DEL', key)
   end
 end
