@@ -105,7 +105,10 @@ class Lock:
 
     def __enter__(self) -> Lease:
         """Wait for the lock, for at most *timeout* seconds; then raise `LockHeld`."""
-        return _granted(self._take(_patience(True, self.timeout), _statement()))
+        lease = self._take(_patience(True, self.timeout), _statement())
+        # Call nothing more: if a signal raised there, nobody would leave the block, and its lease would be renewed.
+        assert lease is not None
+        return lease
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release the lease of this block, unless that was done; in any context and thread.
@@ -113,15 +116,14 @@ class Lock:
         Raises:
             SingletonLockError: Nobody in this process has entered the block, or it was left before.
         """
-        statement = _statement()
         hold = None
         try:
-            hold = self._leave(statement, error_type)
+            hold = self._leave(_statement(), error_type)
             if hold is not None:
                 hold.give_back()
         except BaseException:
             # A signal handler may raise anywhere above.
-            hold = hold or self._block_left_by(statement)
+            hold = hold or self._block_left_by(_statement())
             if hold is not None:
                 hold.give_back()
             raise
@@ -137,7 +139,9 @@ class Lock:
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
-        return _granted(await self._take_in_loop(_patience(True, self.timeout), statement))
+        lease = await self._take_in_loop(_patience(True, self.timeout), statement)
+        assert lease is not None
+        return lease
 
     async def _exit(self, statement: object, error_type: object) -> Literal[False]:
         hold = self._leave(statement, error_type)
@@ -199,13 +203,11 @@ class Lock:
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
             SingletonLockError: The call would have to wait in a thread that runs an event loop.
         """
-        taken = self._take(_patience(blocking, timeout))
-        return taken if isinstance(taken, Lease) else None
+        return self._take(_patience(blocking, timeout))
 
     async def aacquire(self, timeout: options.Duration | None = None) -> Lease | None:
         """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing."""
-        taken = await self._take_in_loop(_patience(True, timeout))
-        return taken if isinstance(taken, Lease) else None
+        return await self._take_in_loop(_patience(True, timeout))
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last. Elsewhere call `lease.release()`.
@@ -224,7 +226,7 @@ class Lock:
             return settings.stores_of_locks[-1](self._app)
         return settings.store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
+    def _take(self, patience: float | None, statement: object = None) -> Lease | None:
         if patience != 0 and waits_stop_greenlets():
             # Refuse even a free lock: otherwise a program would fail only once the lock is held.
             raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
@@ -241,7 +243,7 @@ class Lock:
             hold.give_back()
             raise
 
-    async def _take_in_loop(self, patience: float | None, statement: object = None) -> Lease | Conflict:
+    async def _take_in_loop(self, patience: float | None, statement: object = None) -> Lease | None:
         hold = self._begin(statement)
         try:
             answer = await acquire_in_loop(hold.lease, patience) if hold.takes == 1 else None
@@ -258,10 +260,12 @@ class Lock:
         hold.remember()
         return hold
 
-    def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | Conflict:
+    def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | None:
         if isinstance(answer, Conflict):
             hold.give_back()
-            return answer
+            if hold.statement is not None:
+                raise answer.first.refusal
+            return None
         if hold.takes > 1:
             hold.lease.takes += 1
         else:
@@ -307,12 +311,6 @@ class Lock:
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
         token = f"{WHOLE if self._is_whole else ''}{new_token()}"
         return Holding(self._store, Claim(self._key, token, self._ttl, self._limit, facts), sender=Lock)
-
-
-def _granted(taken: Lease | Conflict) -> Lease:
-    if isinstance(taken, Conflict):
-        raise taken.first.refusal
-    return taken
 
 
 def _statement() -> object:

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
+from contextlib import suppress
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -154,6 +155,42 @@ def test_a_signal_at_any_moment_harms_nobody_else(
         until(are_free, "the keys are free", timeout=TTL + SLACK)
         is_renewed(beside)
         assert [holder.fence for holder in store_of(app).holders(beside.key)] == [beside.fence]
+
+
+def test_a_block_that_is_struck_at_any_call_leaves_no_lease_to_a_lock_that_lasts(app: Celery) -> None:
+    """A module keeps its `Lock`; and nobody leaves a block that was struck as it began."""
+    called: list[CodeType] = []
+
+    def enter(lock: Lock, at_call: Callable[[FrameType], None]) -> None:
+        def trace(frame: FrameType, *_: object) -> None:
+            at_call(frame)
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with lock:
+                pass
+        finally:
+            sys.settrace(before)
+
+    def striking(code: CodeType, earlier: int) -> Callable[[FrameType], None]:
+        def strike(frame: FrameType) -> None:
+            nonlocal earlier
+            earlier -= frame.f_code is code
+            if earlier < 0:
+                raise SoftTimeLimitExceeded
+
+        return strike
+
+    enter(Lock("stock", app=app), lambda frame: called.append(frame.f_code))
+    locks = []
+    for number, code in enumerate(called):
+        # Before the first instruction of `__exit__` no code of ours is in time.
+        if code is not Lock.__exit__.__code__:
+            locks.append(Lock(f"stock {number}", app=app, ttl=TTL))
+            with suppress(SoftTimeLimitExceeded):
+                enter(locks[-1], striking(code, called[:number].count(code)))
+    until(lambda: not any(lock.state().holders for lock in locks), "the keys are free", timeout=TTL + SLACK)
 
 
 def assert_that_answers_fit_questions(fresh: Lock) -> None:

@@ -69,19 +69,19 @@ def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
     assert holders(url, lock) == 0
 
 
-def test_a_block_that_a_signal_kept_from_beginning_keeps_nobody_out_for_longer_than_a_ttl(
+def test_a_block_that_a_signal_kept_from_ending_keeps_nobody_out_for_longer_than_a_ttl(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a soft time limit does that raises in the last line of `__enter__`, where nobody can give the lease back."""
+    """As a soft time limit does that raises before the first instruction of `__exit__`."""
 
-    def strike(_: object) -> Lease:
+    def strike(*_: object) -> None:
         raise InterruptedError
 
     def interrupted() -> None:
-        monkeypatch.setattr("celery_singleton_lock.lock._granted", strike)
+        monkeypatch.setattr(Lock, "__exit__", strike)
         try:
             with Lock("stock", url=url, ttl=1):
-                pytest.fail("the block has begun")
+                pass
         except InterruptedError:
             monkeypatch.undo()
 
