@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis.exceptions import ResponseError
 
 from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.leases.counters import count, counters
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Facts, Renewal
-from celery_singleton_lock.stores.redis import encoding
+from celery_singleton_lock.stores.redis import encoding, packed
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
@@ -90,6 +92,18 @@ def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
         assert store.release(MINE, 1) == RELEASED
 
         assert client.info("stats")["total_connections_received"] == before
+    store.close()
+
+
+def test_after_a_refusal_no_reply_is_left_in_the_connection(valkey: Server) -> None:
+    store = Store(f"{valkey.url}?client_name=refused", {})
+    with valkey.client() as client:
+        for _ in range(2):
+            with pytest.raises(ResponseError):
+                store.servers.call(KEY, [packed("GET"), packed("ECHO", "late")], clock() + 5)
+            assert store.servers.call(KEY, [packed("ECHO", each) for each in "ab"], clock() + 5) == ["a", "b"]
+
+        assert sum(each["name"] == "refused" for each in client.client_list()) == 1
     store.close()
 
 
