@@ -96,7 +96,6 @@ if publication then
   end
 end
 if claim.message then
-  local twin
   for _, place in ipairs(places) do
     if place.is_taken and place.token ~= token and call('HGET', key, place.number .. ':i') == task_id then
       local is_later = attempt > grant_of(key, place.number).attempt
@@ -105,27 +104,27 @@ if claim.message then
           -- A server that takes no writes must still answer the copy.
           redis.pcall('HSET', key, place.number .. ':c', 1)
         end
-        twin = rows_of_holders(key, {place})
-        break
+        return {'twin', now, '', rows_of_holders(key, {place})}
       elseif is_later then
         -- A later attempt need not wait for the cool-down of an earlier one, and takes its place.
         place.is_taken, free_place = false, place.number
       end
     end
   end
-  if line and not twin then
+  local twin
+  if line then
     walk_line(key, line, not claim.waits_here and ticket or line.front, line.last, function(turn, its_ticket)
       if turn.task_id == task_id and turn.who ~= token then
         turn.has_copy = '1'
         pcall(write_turn, key, its_ticket, turn)
         -- The turn of a message is no twin, because all its deliveries share the turn.
-        twin = not turn.is_message and rows_of_calls({turn}) or nil
+        twin = not turn.is_message and turn
         return 'enough'
       end
     end)
   end
   if twin then
-    return {'twin', now, '', twin}
+    return {'twin', now, '', rows_of_calls({twin})}
   end
 end
 
@@ -135,7 +134,7 @@ for _, place in ipairs(places) do
   if place.token == token then
     local its_grant = grant_of(key, place.number)
     -- PEXPIRE first, as in `begin_writing`: a server out of memory would refuse HSET.
-    keep_for(key, 2000 * ttl)
+    keep_at_least(key, 2000 * ttl)
     set_deadline(key, place, now + ttl * 1000)
     return {'granted', now, place.number, its_grant.fence, its_grant.since}
   elseif place.is_taken then
@@ -154,18 +153,18 @@ if newer then
 end
 
 -- 4. Do the calls that go before take all free places?
-local free, before = limit - taken, {}
+local free, calls_before = limit - taken, {}
 local function yield_to(other)
-  before[#before + 1] = other
+  calls_before[#calls_before + 1] = other
   if other.who and places_taken_by(other.who) > 1 then
     -- It takes the whole lock: the caller gets no place.
-    free = math.min(free, #before)
+    free = math.min(free, #calls_before)
   end
   if free > 0 then
     local bound = other.state == WOKEN and TIME_TO_COME or ON_ITS_WAY
     free_at = math.min(free_at, other.since and other.state ~= WAITING and other.since + bound or other.deadline)
   end
-  return #before >= free and 'enough'
+  return #calls_before >= free and 'enough'
 end
 
 -- A caller that waits in its slot yields to no message, because the slot may be the only one. A successor yields to queued
@@ -183,7 +182,7 @@ end
 local heeds_unheard = is_newcomer and claim.turn_for
 local from = line and (heeds_unheard and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local last_before = line and (ticket and ticket - 1 or line.last)
-if line and free > #before and last_before >= from then
+if line and free > #calls_before and last_before >= from then
   local stopped_short = walk_line(key, line, from, last_before, function(turn, its_ticket)
     if turn.is_message and is_queued then
       -- The run of that message would yield to this queued call.
@@ -195,12 +194,12 @@ if line and free > #before and last_before >= from then
     local may_come = heeds_unheard and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
     return (is_there or may_come) and yield_to(turn)
   end)
-  if stopped_short and free > #before then
+  if stopped_short and free > #calls_before then
     -- Nobody knows yet whether a turn is heard, so the caller asks again at once.
     return claim.looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
   -- Woken turns did not come: wake others unless the caller takes a place.
-  if line.missed > 0 and (claim.looks or free <= #before) then
+  if line.missed > 0 and (claim.looks or free <= #calls_before) then
     wake_next(key, line, taken)
   end
 end
@@ -216,7 +215,7 @@ local function nearness()
 end
 
 -- 5. Does the caller only look? If a newcomer finds no place, it is refused below, and takes a turn.
-if claim.looks and (free > #before or caller.rank > 0 or not claim.turn_for) then
+if claim.looks and (free > #calls_before or caller.rank > 0 or not claim.turn_for) then
   local is_next = relation == 'mine' and is_coming(successor)
   begin_writing(key)
   if is_next then
@@ -226,7 +225,7 @@ if claim.looks and (free > #before or caller.rank > 0 or not claim.turn_for) the
       ask_oldest_to_stop(key, places, task_id)
     end
   end
-  local comes = free > #before or not (ticket or is_next)
+  local comes = free > #calls_before or not (ticket or is_next)
   if own then
     own.state, own.since = comes and WOKEN or WAITING, now
     write_heard(key, line, ticket, own)
@@ -235,7 +234,7 @@ if claim.looks and (free > #before or caller.rank > 0 or not claim.turn_for) the
 end
 
 -- 6. Is a place left for the caller?
-if free > #before then
+if free > #calls_before then
   local number = free_place or #places + 1
   local fence = math.max(tonumber(lock.fence or 0) + 1, now)
   local former = places[number] and places[number].token
@@ -280,7 +279,7 @@ if free > #before then
   if line then
     wake_next(key, line, taken + places_taken_by(token))
   end
-  keep_for(key, 2000 * ttl)
+  keep_at_least(key, 2000 * ttl)
   return {'granted', now, number, fence, now, died}
 end
 
@@ -288,7 +287,7 @@ end
 local queued_until = claim.queued_for and now + claim.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
   redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(queued.value, ' .*$'))
-  keep_for(key, queued_until - now)
+  keep_at_least(key, queued_until - now)
 end
 
 -- 7. Which call runs next? A `replace` caller ends in favour of a run that was published later. So does a requeued `rerun`
@@ -314,7 +313,7 @@ if policy and not next_id and not (policy == 'rerun' and relation == 'stranger')
   end
   next_id = task_id
 end
-local refusal = {'held', now, next_id or '', rows_of_holders(key, places) or rows_of_calls(before)}
+local refusal = {'held', now, next_id or '', rows_of_holders(key, places) or rows_of_calls(calls_before)}
 
 -- 8. Does the caller get a turn?
 if not claim.turn_for then
@@ -344,17 +343,17 @@ end
 
 -- Search from the end (step -1) for a turn that is not passed, or from the front (step 1) for one that is. Returns the ticket
 -- beside it, the turns on the way there, and whether there is such a turn.
-local function search_from(each, step)
-  local on_the_way, stop = {}, each + LONGEST_WALK * step
-  while each ~= stop and each >= line.first and each <= line.last do
-    local other = turn_in_time(key, each)
+local function search_from(at, step)
+  local on_the_way, stop = {}, at + LONGEST_WALK * step
+  while at ~= stop and at >= line.first and at <= line.last do
+    local other = turn_in_time(key, at)
     if other and passes(other) == (step > 0) then
-      return each - step, on_the_way, true
+      return at - step, on_the_way, true
     end
-    on_the_way[each] = other
-    each = each + step
+    on_the_way[at] = other
+    at = at + step
   end
-  return each - step, on_the_way, false
+  return at - step, on_the_way, false
 end
 
 begin_writing(key)
@@ -371,8 +370,8 @@ if not own then
   while on_the_way[void] do
     void = void + step
   end
-  for each = void - step, ticket, -step do
-    call('HSET', key, 'q' .. each + step, on_the_way[each].value, 'w' .. on_the_way[each].who, each + step)
+  for at = void - step, ticket, -step do
+    call('HSET', key, 'q' .. at + step, on_the_way[at].value, 'w' .. on_the_way[at].who, at + step)
   end
   -- A newcomer takes the rank of the first turn that it passes, so that the line stays ordered.
   local rank = now
@@ -385,5 +384,5 @@ if not own then
   line.first, line.last = math.min(line.first, void), math.max(line.last, void)
 end
 write_heard(key, line, ticket, turn)
-keep_for(key, turn.deadline - now)
+keep_at_least(key, turn.deadline - now)
 return {'held', now, next_id or '', refusal[4], turn.rank, nearness(), math.max(0, free_at - now)}

@@ -28,7 +28,7 @@ end
 -- @include marks
 local function set_mark(name, milliseconds, text)
   call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. text)
-  keep_for(key, milliseconds * 1000)
+  keep_at_least(key, milliseconds * 1000)
 end
 
 local function refuse(rows)
@@ -44,6 +44,7 @@ local known = call('HMGET', key, 'places', 'queued', 'cooldown')
 local queued, cooldown_mark = mark_in(known[2]), mark_in(known[3], 'cooldown')
 local is_repeated = not is_marked and queued and queued.task_id == task_id
 local older_until, first_published = queued and queued.supersedes_until or 0, queued and queued.first_published or 0
+
 -- 1. Is another call queued, which the caller may not supersede?
 if queued and queued.task_id ~= task_id then
   if options.newest and queued.published < mark_in(mark).published then
@@ -56,6 +57,7 @@ if queued and queued.task_id ~= task_id then
     return refuse(rows_of_calls({queued}))
   end
 end
+
 -- 2. Do runs take all places, or does a cool-down last?
 local places, taken = {}, 0
 if not is_repeated and (limit > 0 or cooldown_mark) then
@@ -72,6 +74,7 @@ if limit > 0 and taken >= limit then
 elseif others_cooldown and not options.sent then
   return refuse(rows_of_holders(key, places) or rows_of_calls({cooldown_mark}))
 end
+
 -- 3. When is the call due? The last of a series of newest calls must not be due long after the first.
 local sooner = 0
 if options.newest and older_until > 0 then

@@ -44,7 +44,7 @@ for number, place in ipairs(lock.places) do
       -- No caller has this token, so nobody renews or releases the place.
       forget_token(key, number, token)
       call('HSET', key, number, '~' .. token, '~' .. token, integer(free_at))
-      keep_for(key, free_at - now)
+      keep_at_least(key, free_at - now)
     else
       empty_place(key, number, token)
       place.token = nil

@@ -33,8 +33,7 @@ local function begin_writing(key)
   call('HDEL', key, '')
 end
 
--- The hash lasts at least so long.
-local function keep_for(key, microseconds)
+local function keep_at_least(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
   if call('PEXPIRE', key, milliseconds, 'GT') == 0 then
     call('PEXPIRE', key, milliseconds, 'NX')

@@ -41,7 +41,7 @@ local function keep_marker(key, marker)
   -- A server that takes no writes must still answer the copy.
   if type(redis.pcall('HDEL', key, '')) == 'number' then
     call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
-    keep_for(key, lasts)
+    keep_at_least(key, lasts)
   end
 end
 
@@ -51,7 +51,7 @@ local function write_marker(key, marker, attempt, outcome, milliseconds)
   if known_attempt < attempt or (known_attempt == attempt and known_outcome == 'ended') then
     local facts = attempt .. ' ' .. outcome .. ' ' .. integer(now)
     call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
-    keep_for(key, milliseconds * 1000)
+    keep_at_least(key, milliseconds * 1000)
   end
   for _, field in ipairs(call('HRANDFIELD', key, SAMPLE)) do
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then

@@ -186,7 +186,6 @@ local function wake_next(key, line, taken)
   end)
 end
 
--- The whole hash, for a caller whose turn would be that of `who`.
 local function read_lock(key, who)
   local known = call(
     'HMGET', key, 'fence', 'places', 'first', 'last', 'front', 'next', 'queued', 'cooldown', 'w' .. who

@@ -17,7 +17,7 @@ local function set_successor(key, successor)
   local moments = {integer(successor.deadline), integer(successor.supersedes_until), integer(successor.published)}
   local text = table.concat(moments, ' ') .. ' ' .. successor.policy .. ' ' .. successor.task_id
   call('HSET', key, 'next', text .. '\31' .. successor.task_name)
-  keep_for(key, math.max(successor.deadline, successor.supersedes_until) - now)
+  keep_at_least(key, math.max(successor.deadline, successor.supersedes_until) - now)
 end
 
 local function is_coming(successor)
