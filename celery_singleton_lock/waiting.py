@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from celery.app.task import Context
 from celery.bootsteps import StartStopStep
+from celery.concurrency.solo import TaskPool as SoloPool
 from celery.signals import worker_shutting_down
 from celery.worker import state
 
@@ -37,6 +38,10 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds that a started run has to ask for its lock.
 _ASKS_WITHIN = 1.0
+# Seconds for which the pool `solo` starts no woken message after a redelivered one.
+_READS_FOR = 1.0
+# Seconds until a redelivered message asks by itself there.
+_ASKS_AFTER = 10.0
 
 
 @dataclass(eq=False)
@@ -86,6 +91,8 @@ class WaitingMessages(StartStopStep):
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
         self._cancelled = 0
+        self._is_solo = isinstance(consumer.pool, SoloPool)
+        self._reads_until = 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
@@ -140,6 +147,13 @@ class WaitingMessages(StartStopStep):
         self._latest[message] = waiting
         # First join the line: if *at* has passed, the timer calls `_go` at once, and `_go` leaves the line.
         self._line.add(waiting)
+        if self._is_solo and args[0].delivery_info.get("redelivered"):
+            # Bodies run in this thread. The messages behind this one, with earlier turns, would stay unread meanwhile.
+            now = time.monotonic()
+            if now > self._reads_until:
+                self._reads_until = now + _READS_FOR
+            # If its countdown has ended meanwhile, it would leave the line, and ask in no order with the others.
+            at = max(at, now + _ASKS_AFTER)
         waiting.entry = self._timer.call_at(at, partial(self._go, waiting), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
@@ -220,7 +234,8 @@ class WaitingMessages(StartStopStep):
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
-        self._timer.call_after(0, partial(self._go, waiting), (waiting.request,))
+        seconds = max(0.0, self._reads_until - time.monotonic())
+        self._timer.call_after(seconds, partial(self._go, waiting), (waiting.request,))
 
     def _drop_cancelled(self) -> None:
         """Drop an event loop's cancelled timer entries once they are half of all."""

@@ -1,7 +1,7 @@
 """A small world, played out: a run, a call that waits in its process, two in the broker, and one that comes later."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -229,9 +229,9 @@ def play(choose: Callable[[int], int], length: int) -> None:
         world.close()
 
 
-def play_all(length: int) -> None:
-    for schedule in product(range(12), repeat=length):
-        steps = iter(schedule)
+def play_all(length: int, first: Sequence[int] = ()) -> None:
+    for schedule in product(range(12), repeat=length - len(first)):
+        steps = iter((*first, *schedule))
         play(lambda number, steps=steps: next(steps) % number, length)  # type: ignore[misc]
 
 
@@ -244,15 +244,20 @@ def play_some(count: int, length: int) -> None:
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_whatever_comes_ranks_are_kept_one_runs_at_a_time_and_nobody_starves() -> None:
-    play_some(60, 14)
+@pytest.mark.parametrize(("count", "length"), [(60, 14), pytest.param(2000, 25, marks=pytest.mark.nightly)])
+def test_whatever_comes_ranks_are_kept_one_runs_at_a_time_and_nobody_starves(count: int, length: int) -> None:
+    play_some(count, length)
 
 
-# Minutes.
+def test_the_same_in_each_order_of_two_events() -> None:
+    play_all(2)
+
+
+# A minute each.
 @pytest.mark.nightly
-def test_the_same_for_each_order_of_a_few_events_and_for_many_long_ones() -> None:
-    play_all(3)
-    play_some(2000, 25)
+@pytest.mark.parametrize("first", range(12))
+def test_the_same_in_each_order_of_four_events(first: int) -> None:
+    play_all(4, [first])
 
 
 def test_a_turn_leads_nowhere_once_it_is_served_or_gone() -> None:

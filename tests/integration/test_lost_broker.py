@@ -70,7 +70,7 @@ def test_a_worker_in_which_no_message_waits_does_nothing_with_its_timer(kind: An
     # A thread of Celery's that has anything to do ends a second late, and is a second late for a countdown. A greenlet
     # that repeats itself is not cancelled by its timer.
     timer = kind()
-    messages = WaitingMessages(SimpleNamespace(timer=timer, hub=None, call_soon=None))
+    messages = WaitingMessages(SimpleNamespace(timer=timer, hub=None, pool=None, call_soon=None))
     messages.start()
     assert not timer.queue
     messages.stop()
