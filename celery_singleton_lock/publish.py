@@ -80,13 +80,13 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 
 
 def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    return not (
-        not task._leaves_its_key  # noqa: SLF001 (ours)
-        or (options and (options.get("headers") or options.get("retries")))
-        or not are_plain(args or ())
-        or (kwargs and not are_plain(kwargs.values()))
-        or message.origin.get()
-        or message.of_a_dead_run.get()
+    """Whether the worker makes the key, and the time of publication is all that has to be noted."""
+    return (
+        task._leaves_its_key  # noqa: SLF001 (ours)
+        and are_plain(args or ())
+        and (not kwargs or are_plain(kwargs.values()))
+        # Whatever `retry` and `replace` publish has options.
+        and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
 

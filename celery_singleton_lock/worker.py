@@ -152,7 +152,7 @@ class SingletonRequest(Request):
         """The child's lease as far as the main process can know it."""
         # The message may carry anything. The child reports the error.
         with suppress(Exception):
-            if self.task.is_lockable() and self.key is not None:
+            if self.task.is_lockable and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
                 options, retries = self.task.lock_options, self.request_dict.get("retries") or 0
                 claim = run.claim_of(options, self._notes(), self.key, token, text_of(self.id), retries)

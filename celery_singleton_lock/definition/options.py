@@ -104,17 +104,17 @@ def label(name: str, value: Any) -> str:
 
 class Lockable:
     name: str
-    locks: ClassVar[bool] = True
-    """False inside `testing.disabled`."""
+    is_lockable: ClassVar[bool] = True
+    """False for Celery's own tasks, even with `app.Task = SingletonTask`, and for all tasks in `testing.disabled`."""
 
-    @classmethod
-    def is_lockable(cls) -> bool:
-        """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        return Lockable.locks and (cls.name or "")[:7] != "celery."
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if str(getattr(cls, "name", None)).startswith("celery."):
+            cls.is_lockable = False
 
 
 def lockable(app: Celery) -> list[Any]:
-    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
+    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable]
     return sorted(ours, key=lambda task: task.name)
 
 
