@@ -211,16 +211,10 @@ class LockOptions:
     visibility_timeout: float
     skip_result: Any
     holder_name: str
+    unique_in_queue: bool
+    newest_wins: bool
     kills: bool
     redelivered_within: float
-
-    @property
-    def unique_in_queue(self) -> bool:
-        return self.mode != "while_executing"
-
-    @property
-    def newest_wins(self) -> bool:
-        return self.on_conflict in ("rerun", "replace")
 
     @property
     def skips_with_result(self) -> bool:
