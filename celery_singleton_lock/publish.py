@@ -242,7 +242,7 @@ class _QueuedCall:
 
     def _mark(self) -> Holder | None:
         part = self.store.part_of(self.key)
-        silence = _silences.get(part) if _silences else None
+        silence = _silences.get(part)
         if silence is not None and clock() < silence[0]:
             self._allow_unmarked(StoreError(*silence[1:]), log.info)
             return None
