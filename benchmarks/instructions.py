@@ -43,8 +43,8 @@ WARM_UP = 40
 PATIENCE = 900
 # Two plays of one part that differ by more than this share count nothing: something else was counted with them.
 AGREE_WITHIN = 0.005
-# Each call has an argument of its own, also among those of other plays. All have as many digits: four thousand
-# instructions lie between a number that Python keeps in one digit of its own and one of two.
+# Each call has an argument of its own, also among those of other plays. All have as many digits, and are above 2**30,
+# from which on Python spends five thousand instructions more on a call.
 _firsts = itertools.count(10_000_000_000, 1_000_000)
 
 
