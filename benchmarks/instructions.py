@@ -8,6 +8,7 @@ which nothing else is counted. What the kernel and the server do is not in it: r
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -42,6 +43,9 @@ WARM_UP = 40
 PATIENCE = 900
 # Two plays of one part that differ by more than this share count nothing: something else was counted with them.
 AGREE_WITHIN = 0.005
+# Each call has an argument of its own, also among those of other plays. All have as many digits, and are above 2**30,
+# from which on Python spends five thousand instructions more on a call.
+_firsts = itertools.count(10_000_000_000, 1_000_000)
 
 
 def problem() -> str | None:
@@ -88,7 +92,8 @@ def _count(label: str, part: str, number: int, url: str, folder: str) -> float:
 def _count_once(label: str, part: str, number: int, url: str, folder: str) -> float:
     # Heimdall waits for a quarter of a second and more at each task, so its plays are short and do not agree.
     number = min(number, 20) if label == HEIMDALL else number
-    told = json.dumps([label, number, url, f"{folder}/tasks"])
+    first = next(_firsts)
+    told = json.dumps([label, first, first + WARM_UP + number, url, f"{folder}/tasks"])
     ours = [sys.executable, "-m", "benchmarks.instructions", "--told", told]
     if part != "publisher":
         _run(ours)
@@ -108,7 +113,7 @@ def _run(command: list[str]) -> str:
 # In a process of its own.
 
 
-def prepare(label: str, number: int, url: str, path: str) -> None:
+def prepare(label: str, first: int, end: int, url: str, path: str) -> None:
     """Leave at *path* what main process and pool process work on: messages, and what comes of them."""
     task, sent, runs = _task(label, url), list[Sequence[Any]](), list[tuple[Any, ...]]()
 
@@ -116,7 +121,7 @@ def prepare(label: str, number: int, url: str, path: str) -> None:
         sent.append((body, headers, properties))
 
     signals.before_task_publish.connect(keep)
-    for each in _numbers(number):
+    for each in range(first, end):
         task.delay(each)
     receive = _receiver(task, runs)
     for message in sent:
@@ -124,8 +129,8 @@ def prepare(label: str, number: int, url: str, path: str) -> None:
     Path(path).write_bytes(pickle.dumps({"main process": sent, "pool process": runs}))
 
 
-def play(part: str, label: str, number: int, url: str, path: str) -> None:
-    """Have the instructions of *number* tasks counted in one part."""
+def play(part: str, label: str, first: int, end: int, url: str, path: str) -> None:
+    """Have the instructions of the tasks with these numbers counted in one part."""
     task = _task(label, url)
     steps: dict[str, Callable[[Any], Any]] = {
         "publisher": task.delay,
@@ -135,7 +140,7 @@ def play(part: str, label: str, number: int, url: str, path: str) -> None:
     step = steps[part]
     # Valgrind makes a process fifty times slower, so what is done every few seconds would be done every few tasks.
     counting._EVERY = 3600.0  # noqa: SLF001 (no user has a reason to set it)
-    each_of = _numbers(number) if part == "publisher" else pickle.loads(Path(path).read_bytes())[part]  # noqa: S301
+    each_of = range(first, end) if part == "publisher" else pickle.loads(Path(path).read_bytes())[part]  # noqa: S301
     for each in each_of[:WARM_UP]:
         step(each)
     _hand_over()
@@ -159,12 +164,6 @@ def _task(label: str, url: str) -> Any:
     setup_worker_optimizations(app, HOST)
     task.__trace__ = build_tracer(task.name, task, hostname=HOST, app=app)
     return task
-
-
-def _numbers(number: int) -> range:
-    # Each call has an argument of its own, also among those of other plays.
-    first = os.getpid() * 100_000
-    return range(first, first + WARM_UP + number)
 
 
 def _noop(number: int) -> None: ...

@@ -55,6 +55,8 @@ def options_of(task: Any) -> options.LockOptions:
         prefix=options.prefix_of(task.app),
         visibility_timeout=timeout,
         redelivered_within=timeout + options.SWEEP,
+        unique_in_queue=values["mode"] != "while_executing",
+        newest_wins=values["on_conflict"] in ("rerun", "replace"),
         kills=values["on_lost"] == "kill" and values["mode"] != "until_executing",
         skip_result=options.option_of(task, "skip_result", options.UNSET),
         holder_name="" if options.option_of(task, "name") is None else task.name,

@@ -80,13 +80,13 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 
 
 def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    return not (
-        not task._leaves_its_key  # noqa: SLF001 (ours)
-        or (options and (options.get("headers") or options.get("retries")))
-        or not are_plain(args or ())
-        or (kwargs and not are_plain(kwargs.values()))
-        or message.origin.get()
-        or message.of_a_dead_run.get()
+    """Whether the worker makes the key, and the time of publication is all that has to be noted."""
+    return (
+        task._leaves_its_key  # noqa: SLF001 (ours)
+        and are_plain(args or ())
+        and (not kwargs or are_plain(kwargs.values()))
+        # Whatever `retry` and `replace` publish has options.
+        and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
 
@@ -242,7 +242,7 @@ class _QueuedCall:
 
     def _mark(self) -> Holder | None:
         part = self.store.part_of(self.key)
-        silence = _silences.get(part) if _silences else None
+        silence = _silences.get(part)
         if silence is not None and clock() < silence[0]:
             self._allow_unmarked(StoreError(*silence[1:]), log.info)
             return None

@@ -146,7 +146,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         if name == "__trace__":
             # A worker makes the task ready to run, perhaps twice.
             listen_for(self)
-        elif name == "track_started" and self.is_lockable():
+        elif name == "track_started" and self.is_lockable:
             vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
@@ -260,7 +260,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             options = options_by_name(*rest, **options)
         if options:
             check_call_options(self.name, options)
-        if self.is_lockable():
+        if self.is_lockable:
             if not leaves_its_key(self, args, kwargs, options):
                 return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
             options["headers"] = {message.HEADER: time.time_ns() // 1000}
@@ -333,16 +333,16 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        if cls.track_started and cls.is_lockable():
+        if cls.track_started and cls.is_lockable:
             cls.track_started = False
             cls.stores_started = True
-        if cls.is_lockable() and not is_checked_at_start(app):
+        if cls.is_lockable and not is_checked_at_start(app):
             # `register_task` gives this name to the object, and none to its class.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
         """The run of this call; None for a task of Celery, a direct call, and a call inside or after its own run."""
-        if not self.is_lockable():
+        if not self.is_lockable:
             return None
         request = message.request_of(self)
         if request.called_directly:

@@ -179,7 +179,7 @@ class WaitingMessages(StartStopStep):
         takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
         is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
         # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
-        if not (task.is_lockable() and takes_turns and is_patient) or broker_delays(task.app):
+        if not (task.is_lockable and takes_turns and is_patient) or broker_delays(task.app):
             return given
         return type("Request", (RequestInTurn, given), {"messages": self})
 

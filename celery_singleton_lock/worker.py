@@ -87,12 +87,13 @@ class SingletonRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         eventer = self._eventer
-        # A dispatcher with task events off has the group "worker"; an empty set means all.
-        wants_events = eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups)
-        sends_events = bool(wants_events and self._task.send_events)
-        hidden = hidden_in(self._request_dict)
+        sends_events = False
+        if eventer and eventer.enabled and self._task.send_events:
+            # A dispatcher with task events off has the group "worker"; an empty set means all.
+            sends_events = not eventer.groups or "task" in eventer.groups
+        message = self._request_dict
         # A plain tuple: the name of a class would travel with each message.
-        self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)
+        message[DELIVERY] = new_token(), clock(), sends_events, self._content_type, hidden_in(message)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         # Not Celery's `time_start`: the wall clock may be set.
@@ -152,7 +153,7 @@ class SingletonRequest(Request):
         """The child's lease as far as the main process can know it."""
         # The message may carry anything. The child reports the error.
         with suppress(Exception):
-            if self.task.is_lockable() and self.key is not None:
+            if self.task.is_lockable and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
                 options, retries = self.task.lock_options, self.request_dict.get("retries") or 0
                 claim = run.claim_of(options, self._notes(), self.key, token, text_of(self.id), retries)

@@ -104,17 +104,17 @@ def label(name: str, value: Any) -> str:
 
 class Lockable:
     name: str
-    locks: ClassVar[bool] = True
-    """False inside `testing.disabled`."""
+    is_lockable: ClassVar[bool] = True
+    """False for Celery's own tasks, even with `app.Task = SingletonTask`, and for all tasks in `testing.disabled`."""
 
-    @classmethod
-    def is_lockable(cls) -> bool:
-        """False for Celery's own tasks, even with `app.Task = SingletonTask`."""
-        return Lockable.locks and (cls.name or "")[:7] != "celery."
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if str(getattr(cls, "name", None)).startswith("celery."):
+            cls.is_lockable = False
 
 
 def lockable(app: Celery) -> list[Any]:
-    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
+    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable]
     return sorted(ours, key=lambda task: task.name)
 
 
@@ -211,16 +211,10 @@ class LockOptions:
     visibility_timeout: float
     skip_result: Any
     holder_name: str
+    unique_in_queue: bool
+    newest_wins: bool
     kills: bool
     redelivered_within: float
-
-    @property
-    def unique_in_queue(self) -> bool:
-        return self.mode != "while_executing"
-
-    @property
-    def newest_wins(self) -> bool:
-        return self.on_conflict in ("rerun", "replace")
 
     @property
     def skips_with_result(self) -> bool:

@@ -105,7 +105,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
     # The last entry counts, and `disabled()` around this block must win.
-    at = len(settings.stores_of_locks) if options.Lockable.locks else 0
+    at = len(settings.stores_of_locks) if options.Lockable.is_lockable else 0
     settings.stores_of_locks.insert(at, find)
     try:
         yield
@@ -182,14 +182,14 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 def _target(verb: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
     said = f"{verb}({getattr(what, 'name', None) or repr(what)})"
-    if not options.Lockable.locks:
+    if not options.Lockable.is_lockable:
         raise ConfigurationError(f"{said} has no effect inside disabled(): remove one of the two")
     if isinstance(what, str) and _A_KEY.fullmatch(what):
         app = kwargs.get("app", current_app._get_current_object())  # noqa: SLF001 (stores are kept by the app itself)
         if args or kwargs.keys() - {"app"} or not isinstance(app, Celery):
             raise ConfigurationError(f"{said} takes no call arguments with a key; give only `app=`, a Celery app")
         return _Target(said, settings.store_of(app), what)
-    if not isinstance(what, SingletonTask) or not what.is_lockable():
+    if not isinstance(what, SingletonTask) or not what.is_lockable:
         raise ConfigurationError(f"{said}: give a task with base=SingletonTask, or a lock key, as a Lock has in `key`")
     try:
         return _Target(said, settings.store_of(what.app), what.lock_key_of_some(*args, **kwargs), what.lock_options)
@@ -261,13 +261,13 @@ def disabled() -> Iterator[None]:
     A process that is forked inside the block never locks anything.
     """
     store = _Unlimited()
-    before = options.Lockable.locks
+    before = options.Lockable.is_lockable
     with _stores_of_locks(lambda _: store):
-        options.Lockable.locks = False
+        options.Lockable.is_lockable = False
         try:
             yield
         finally:
-            options.Lockable.locks = before
+            options.Lockable.is_lockable = before
 
 
 class Acquired(NamedTuple):
