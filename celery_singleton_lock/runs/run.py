@@ -32,7 +32,7 @@ from celery_singleton_lock.runs import endings
 from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
 from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts, new_token
+from celery_singleton_lock.stores.records import Claim, new_token
 from celery_singleton_lock.stores.redis.store import Store
 
 
@@ -55,13 +55,14 @@ _LEADS_TO = (
 )
 
 
-def claim_of(
-    options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int, host: str = "", pid: int = 0
-) -> Claim:
+def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
     """The claim of a message's run, also in a main process; `admit` adds what the policy needs."""
+    claim = Claim(key, token, options.ttl, options.limit)
+    claim.task_id = task_id
+    claim.task_name = options.holder_name
     # Without its attempt, a retry would be taken for a copy of the run before it.
-    facts = Facts(task_id, options.holder_name, host, pid, attempt, notes.first_published)
-    claim = Claim(key, token, options.ttl, options.limit, facts)
+    claim.attempt = attempt
+    claim.published = notes.first_published
     # A task id may be used again, so the publication tells its messages apart.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
@@ -106,7 +107,7 @@ class Run:
         self.store: Store = store_of(task.app)
         self.claim = self._claim()
         # An item of a map has the task id of the map.
-        self.task_id: str = self.claim.facts.task_id
+        self.task_id: str = self.claim.task_id
         deadman = self._deadman() if self.options.kills else None
         on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
         self.lease = Holding(self.store, self.claim, on_lost, deadman, task)
@@ -131,16 +132,16 @@ class Run:
         task = self.task
         task_id = request.id if type(request.id) is str else text_of(request.id or "")
         token = self.delivery.token or new_token()
-        host = request.hostname or socket.gethostname()
-        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0, host, os.getpid())
-        facts = claim.facts
+        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0)
+        claim.hostname = request.hostname or socket.gethostname()
+        claim.pid = os.getpid()
         if options.label is not None:
-            facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
-        facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
+            claim.label = label_of(task, self.key, task_id, self.args, self.kwargs)
+        claim.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
         if self.way == "item":
             self.map = request.singleton_state.map
-            facts.task_id = text_of(self.map.request.id)
-            facts.task_name = self.map.name
+            claim.task_id = text_of(self.map.request.id)
+            claim.task_name = self.map.name
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication.
             claim.min_hold = options.min_hold
@@ -263,7 +264,7 @@ class Run:
             return
         self.lease.ending = None
         claim = self.claim
-        mark = partial(self.store.mark_done, self.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
+        mark = partial(self.store.mark_done, self.key, claim.marker, claim.attempt, "stored", ending.kept)
         if self.lease.marker == "left":
             try:
                 mark()
