@@ -1,5 +1,6 @@
 """Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
+from math import inf
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Retry
@@ -171,14 +172,12 @@ _SHARE = 1 / 4
 
 def _longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its slot; infinite without a time limit."""
-    is_item = run.way == "item"
-    timed = run.map if is_item else run.task
-    request = timed.request if is_item else run.request
+    timed, request = (run.map, run.map.request) if run.way == "item" else (run.task, run.request)
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or limits_of_worker[0]
     soft = soft or timed.soft_time_limit or limits_of_worker[1]
     if not (hard or soft) or request.is_eager:
-        return float("inf")
+        return inf
     return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
 
 
@@ -233,7 +232,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     # A newest call is never given up, because others may have ended in its favour.
-    left = float("inf") if timeout is None or run.notes.newest else timeout - tried
+    left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:
         why = f"tried for {tried:.1f} s, and lock_wait_timeout is {timeout:g} s"

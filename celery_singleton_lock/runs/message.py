@@ -170,8 +170,7 @@ that may not be the first. `item`: by the message of its map, starmap or chunks.
 which sends to each queue. `eager`: without a message."""
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
@@ -289,7 +288,7 @@ def delivery_of(request: Context) -> Delivery:
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
         # Anything but a tuple is a foreign header.
-        delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
+        delivery = tuple.__new__(Delivery, delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
             # Celery cannot publish a retry if the headers are no mapping.

@@ -96,21 +96,35 @@ class Run:
         self.key = key
         self.args = args
         self.kwargs = kwargs
-        self.options: LockOptions = task.lock_options
+        self.options = options = task.lock_options
         self.delivery = delivery_of(request)
         self._made_at = clock()
-        self.way = way_of(task, request, notes, self.delivery)
-        self.can_be_requeued = self.way in ("first", "copy")
+        self.way = way = way_of(task, request, notes, self.delivery)
+        self.can_be_requeued = way in ("first", "copy")
         self.is_later_attempt = is_later_attempt(request, notes)
-        self.interrupt = Interrupt()
         # The app may move to another store while this run holds its lock.
         self.store: Store = store_of(task.app)
-        self.claim = self._claim()
+        task_id = request.id if type(request.id) is str else text_of(request.id or "")
+        token = self.delivery.token or new_token()
+        self.claim = claim = claim_of(options, notes, key, token, task_id, request.retries or 0)
+        claim.hostname = request.hostname or socket.gethostname()
+        claim.pid = os.getpid()
+        if options.label is not None:
+            claim.label = label_of(task, key, task_id, args, kwargs)
+        claim.keeps_result = not (request.ignore_result or (way == "eager" and not task.store_eager_result))
+        if way == "item":
+            self.map = request.singleton_state.map
+            claim.task_id = text_of(self.map.request.id)
+            claim.task_name = self.map.name
+        if options.min_hold and not options.unique_in_queue:
+            # In a queue mode `lock_min_hold` counts from the publication.
+            claim.min_hold = options.min_hold
+        claim.may_be_copy = way == "copy" or (self.is_later_attempt and way != "broadcast")
         # An item of a map has the task id of the map.
-        self.task_id: str = self.claim.task_id
-        deadman = self._deadman() if self.options.kills else None
-        on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
-        self.lease = Holding(self.store, self.claim, on_lost, deadman, task)
+        self.task_id: str = claim.task_id
+        self.interrupt = Interrupt()
+        on_lost = self.interrupt.on_lost if options.on_lost != "warn" else None
+        self.lease = Holding(self.store, claim, on_lost, self._deadman() if options.kills else None, task)
 
     def go_to(self, phase: Phase) -> None:
         if phase not in _LEADS_TO[self.phase]:
@@ -125,28 +139,6 @@ class Run:
         if not current_process().daemon:
             raise no_process_for(self.task.name)
         return DeadMan()
-
-    def _claim(self) -> Claim:
-        options = self.options
-        request = self.request
-        task = self.task
-        task_id = request.id if type(request.id) is str else text_of(request.id or "")
-        token = self.delivery.token or new_token()
-        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0)
-        claim.hostname = request.hostname or socket.gethostname()
-        claim.pid = os.getpid()
-        if options.label is not None:
-            claim.label = label_of(task, self.key, task_id, self.args, self.kwargs)
-        claim.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
-        if self.way == "item":
-            self.map = request.singleton_state.map
-            claim.task_id = text_of(self.map.request.id)
-            claim.task_name = self.map.name
-        if options.min_hold and not options.unique_in_queue:
-            # In a queue mode `lock_min_hold` counts from the publication.
-            claim.min_hold = options.min_hold
-        claim.may_be_copy = self.way == "copy" or (self.is_later_attempt and self.way != "broadcast")
-        return claim
 
     @property
     def was_replaced(self) -> bool:
