@@ -183,18 +183,23 @@ class Delivery(NamedTuple):
 
 
 class RequestState:
-    """Our state on a request. Only the type tells this state from a header named `singleton_state`."""
+    """Our state on a request: its run, or what is known of a call without one.
 
-    run: "Run | None" = None
+    Only the type tells this state from a header named `singleton_state`.
+    """
+
     # The map, starmap or chunks of an item.
-    map: Task | None = None
+    map: Any = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
     # A pool may hand several runs the same request object, one after the other.
     request_id: str | None = None
 
+    @property
+    def run(self) -> "Run | None":
+        return None
 
-_STATE = "singleton_state"
+
 _NO_DELIVERY = Delivery()
 
 
@@ -208,19 +213,8 @@ def request_of(task: Any) -> Context:
 
 
 def state_of(request: Context) -> RequestState | None:
-    state = getattr(request, _STATE, None)
-    return state if type(state) is RequestState and state.request_id == request.id else None
-
-
-def state_for(request: Context) -> RequestState:
-    """Our state on the request, which is made if it is missing."""
-    known: Any = vars(request)
-    state = known.get(_STATE)
-    if type(state) is not RequestState or state.request_id != request.id:
-        # An `__init__` would cost each run a thousand instructions.
-        state = known[_STATE] = RequestState()
-        state.request_id = request.id
-    return state
+    state = getattr(request, "singleton_state", None)
+    return state if isinstance(state, RequestState) and state.request_id == request.id else None
 
 
 def run_of(request: Context) -> "Run | None":

@@ -30,7 +30,15 @@ from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import endings
 from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
-from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
+from celery_singleton_lock.runs.message import (
+    DELIVERY,
+    Notes,
+    RequestState,
+    delivery_of,
+    stores_retry_once,
+    text_of,
+    way_of,
+)
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, new_token
 from celery_singleton_lock.stores.redis.store import Store
@@ -79,17 +87,17 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     )
 
 
-class Run:
+class Run(RequestState):
     """One execution of a task with a lock key."""
 
     retry_error: BaseException | None = None  # for which the body calls `retry()`
     stored_retry: str | None = None  # the lock key of the next attempt, once RETRY is stored
-    map: Any = None  # the map, starmap or chunks of an item
     was_passed_on = False  # the call was requeued, or left to another delivery of its message
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         # Set on the instance: these are read most, and reading a class default is four times slower.
         self.phase = ASKING
+        self.request_id = request.id
         self.task = task
         self.request = request
         self.notes = notes
@@ -125,6 +133,10 @@ class Run:
         self.interrupt = Interrupt()
         on_lost = self.interrupt.on_lost if options.on_lost != "warn" else None
         self.lease = Holding(self.store, claim, on_lost, self._deadman() if options.kills else None, task)
+
+    @property
+    def run(self) -> "Run":
+        return self
 
     def go_to(self, phase: Phase) -> None:
         if phase not in _LEADS_TO[self.phase]:
