@@ -355,9 +355,9 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             # The item stays "called directly", or `retry` in its body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
-            run = message.run_of(request)
-            if run is not None:
-                self._refuse_second_call(run)
+            known = message.state_of(request)
+            if known is not None and known.run is not None:
+                self._refuse_second_call(known.run)
                 return None
         notes = message.notes_of(request)
         # Take the publisher's key if it is there: a deploy that changes keys must not strand queued calls.

@@ -174,10 +174,10 @@ class Holding:
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
             self._begin(answer)
-            return answer
-        self.go_to(QUEUED if self.claim.waits_here else NEW)
-        if isinstance(answer, Conflict):
-            self.claim.refused_at = self.claim.refused_at or answer.at
+        else:
+            self.go_to(QUEUED if self.claim.waits_here else NEW)
+            if isinstance(answer, Conflict):
+                self.claim.refused_at = self.claim.refused_at or answer.at
         return answer
 
     def stand_in_line(self) -> None:

@@ -28,17 +28,9 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs import endings
+from celery_singleton_lock.runs import endings, message
 from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
-from celery_singleton_lock.runs.message import (
-    DELIVERY,
-    Notes,
-    RequestState,
-    delivery_of,
-    stores_retry_once,
-    text_of,
-    way_of,
-)
+from celery_singleton_lock.runs.message import DELIVERY, Notes, RequestState, delivery_of, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, new_token
 from celery_singleton_lock.stores.redis.store import Store
@@ -165,7 +157,7 @@ class Run(RequestState):
 
         If *may_be_over*, another delivery may have stored its end, so store nothing.
         """
-        mark_as_retry = stores_retry_once(self.task.backend.__class__)
+        mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
