@@ -13,7 +13,7 @@ from redis.retry import Retry
 from celery_singleton_lock import Lock
 from celery_singleton_lock.definition.keys import key_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Facts, Renewal
+from celery_singleton_lock.stores.records import Claim, Renewal
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
@@ -92,8 +92,8 @@ class Ours(Candidate):
     def renewal(self, number: int) -> Callable[[], object]:
         """All at once, as the heartbeat renews the leases of a process."""
         backend = store_from_url(self._url)
-        facts = Facts(hostname="localhost", pid=12345)
-        claims = [Claim(self.stored_as(f"renewed-{n}"), f"{n:016}", TTL, facts=facts) for n in range(number)]
+        who: dict[str, Any] = {"hostname": "localhost", "pid": 12345}
+        claims = [Claim(self.stored_as(f"renewed-{n}"), f"{n:016}", TTL, **who) for n in range(number)]
         for claim in claims:
             backend.acquire(claim)
 

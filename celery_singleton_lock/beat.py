@@ -24,7 +24,7 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot, new_token
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder, Slot, new_token
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
@@ -198,8 +198,8 @@ class SingletonSchedulerMixin(Scheduler):
         if self._lease is not None and self._lease.remaining() > 0:
             return True
         self._give_up()
-        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name=keys.BEAT)
-        claim = Claim(self._key, new_token(), options.beat_ttl_of(self.app), facts=facts)
+        claim = Claim(self._key, new_token(), options.beat_ttl_of(self.app), task_name=keys.BEAT)
+        claim.hostname, claim.pid = socket.gethostname(), os.getpid()
         lease = Holding(settings.store_of(self.app), claim)
         try:
             answer = lease.acquire()

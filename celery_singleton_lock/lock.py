@@ -19,7 +19,7 @@ from celery_singleton_lock.errors import DOCS, ConfigurationError, SingletonLock
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import Hold, Lease, acquire_in_loop, is_undone, refusal_of, release_in_loop
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict, new_token
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, LockState, Verdict, new_token
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import running_loop, waits_stop_greenlets
 
@@ -308,9 +308,9 @@ class Lock:
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 
     def _new_lease(self) -> Holding:
-        facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
         token = f"{WHOLE if self._is_whole else ''}{new_token()}"
-        return Holding(self._store, Claim(self._key, token, self._ttl, self._limit, facts), sender=Lock)
+        claim = Claim(self._key, token, self._ttl, self._limit, hostname=socket.gethostname(), pid=os.getpid())
+        return Holding(self._store, claim, sender=Lock)
 
 
 def _statement() -> object:

@@ -355,7 +355,7 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
 
 
 def _facts_of(task_id: str, label: str = "") -> Facts:
-    return Facts(task_id, hostname=socket.gethostname(), pid=os.getpid(), label=label)
+    return Facts(task_id=task_id, hostname=socket.gethostname(), pid=os.getpid(), label=label)
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:

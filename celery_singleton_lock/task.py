@@ -355,17 +355,19 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             # The item stays "called directly", or `retry` in its body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
-            state = message.state_for(request)
-            if state.run is not None:
-                self._refuse_second_call(state.run)
+            known = message.state_of(request)
+            if known is not None and known.run is not None:
+                self._refuse_second_call(known.run)
                 return None
         notes = message.notes_of(request)
         # Take the publisher's key if it is there: a deploy that changes keys must not strand queued calls.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
-            state.origin = message.Origin(key, lease.fence, lease.claim.facts.published)
+            request.singleton_state = state = message.RequestState()
+            state.request_id = request.id
+            state.origin = message.Origin(key, lease.fence, lease.claim.published)
             return None
-        state.run = run = Run(self, request, notes, key, args, kwargs)
+        request.singleton_state = run = Run(self, request, notes, key, args, kwargs)
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
@@ -383,7 +385,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     def _runs_under(self, lease: Holding) -> bool:
         """This is a later attempt of the run with *lease*: eager mode nests attempts."""
         state = message.state_of(self.request)
-        if lease.claim.facts.task_id == self.request.id or (state is not None and state.origin is not None):
+        if lease.claim.task_id == self.request.id or (state is not None and state.origin is not None):
             return True
         origin = message.origin_here()
         return origin is not None and (origin.key, origin.fence) == (lease.key, lease.fence)

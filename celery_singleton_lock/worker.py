@@ -258,7 +258,7 @@ class SingletonRequest(Request):
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
             ends = {"ends_cooldown": not stays, "call_ended": True}
-            endings.unmark(lease.store, lease.key, lease.claim.facts.task_id, **ends, in_background=True)
+            endings.unmark(lease.store, lease.key, lease.claim.task_id, **ends, in_background=True)
 
 
 def active_requests() -> list[SingletonRequest]:

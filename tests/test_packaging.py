@@ -100,10 +100,10 @@ import sys
 from celery.contrib.testing.worker import start_worker
 from celery_singleton_lock import CallRevoked
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 
 app.conf.broker_connection_retry_on_startup = True
-held = Claim(import_catalogue.lock_key_for(7), "a", 60.0, facts=Facts(task_id="the first"))
+held = Claim(import_catalogue.lock_key_for(7), "a", 60.0, task_id="the first")
 grant = store_of(app).acquire(held)
 
 with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):

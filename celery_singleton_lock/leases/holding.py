@@ -119,7 +119,7 @@ class Holding:
         self.claim: Claim = claim
         self.key: str = claim.key
         self.ttl: float = claim.ttl
-        self.task_id: str | None = claim.facts.task_id or None
+        self.task_id: str | None = claim.task_id or None
         self._sender = sender
         # Empty for a `Lock`: names of locks may contain ids, and each would be one more counter.
         self.task_name: str = getattr(sender, "name", "")
@@ -174,10 +174,10 @@ class Holding:
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
             self._begin(answer)
-            return answer
-        self.go_to(QUEUED if self.claim.waits_here else NEW)
-        if isinstance(answer, Conflict):
-            self.claim.refused_at = self.claim.refused_at or answer.at
+        else:
+            self.go_to(QUEUED if self.claim.waits_here else NEW)
+            if isinstance(answer, Conflict):
+                self.claim.refused_at = self.claim.refused_at or answer.at
         return answer
 
     def stand_in_line(self) -> None:
@@ -292,7 +292,7 @@ class Holding:
         finally:
             if self._sender is not None:
                 count(self.store, self.key, "lost", self.task_name, reason)
-                note(self.store, self.key, "lost", reason, self.task_name, self.claim.facts)
+                note(self.store, self.key, "lost", reason, self.task_name, self.claim)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
             write = log.info if reason in errors.REASONS_TO_STOP else log.error
@@ -328,24 +328,6 @@ class Holding:
 
     def give_back(self) -> None:
         """As `release`, without checking `unreleased` and counting `takes`."""
-        answer = self._end()
-        self.marker = answer.marker
-        if answer.marker == "none":
-            self.ending = None
-        if answer is UNANSWERED:
-            return
-        if answer.lost is not None and self.was_granted:
-            if self.lost_reason is None:
-                self.report_lost(answer.lost)
-            return
-        if logger.isEnabledFor(logging.DEBUG):
-            log.debug("lock.released", key=self.key, task_id=self.task_id)
-        if self._is_reported:
-            counters.add(self.store, self.key, "held", self.task_name, "", self._stopped_at - self.grant.sent_at)
-            if signals.lock_released.receivers:
-                signals.lock_released.send(sender=self._sender, lease=self.view)
-
-    def _end(self) -> records.Release:
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
@@ -356,11 +338,22 @@ class Holding:
         except errors.StoreError as error:
             log.warning("lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
+            self.marker = answer.marker
+            self.ending = None if answer.marker == "none" else self.ending
             if answer is UNANSWERED:
                 # A time limit may have interrupted the release above before its end.
                 self.stop()
                 background.submit(self.pending_release())
-        return answer
+        if answer.lost is not None and self.was_granted:
+            if self.lost_reason is None:
+                self.report_lost(answer.lost)
+        elif answer is not UNANSWERED:
+            if logger.isEnabledFor(logging.DEBUG):
+                log.debug("lock.released", key=self.key, task_id=self.task_id)
+            if self._is_reported:
+                counters.add(self.store, self.key, "held", self.task_name, "", self._stopped_at - self.grant.sent_at)
+                if signals.lock_released.receivers:
+                    signals.lock_released.send(sender=self._sender, lease=self.view)
 
     def pending_release(self) -> PendingRelease:
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)

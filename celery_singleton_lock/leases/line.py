@@ -105,7 +105,7 @@ class _OfOneLock:
 
 def _rank_of(one: InLine) -> tuple[int, int, str]:
     claim = one.claim
-    return claim.rank, claim.facts.published, claim.facts.task_id
+    return claim.rank, claim.published, claim.task_id
 
 
 def _looks_again_in(position: Position | Conflict, claim: Claim, store: Store) -> float:
@@ -231,7 +231,7 @@ class Line(Background):
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
         if not one.has_turn(conflict):
-            one.store.unmark(one.claim.key, one.claim.facts.task_id, ends_cooldown=False)
+            one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         for each in islice((each for each in lock.all if each.is_new and each.found_free_at), 1):
             # The place is not free for the next new message, either.
             self.put(partial(self._look, each))

@@ -1,5 +1,6 @@
 """Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
 
+from math import inf
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Retry
@@ -171,14 +172,12 @@ _SHARE = 1 / 4
 
 def _longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its slot; infinite without a time limit."""
-    is_item = run.way == "item"
-    timed = run.map if is_item else run.task
-    request = timed.request if is_item else run.request
+    timed, request = (run.map, run.map.request) if run.way == "item" else (run.task, run.request)
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or limits_of_worker[0]
     soft = soft or timed.soft_time_limit or limits_of_worker[1]
     if not (hard or soft) or request.is_eager:
-        return float("inf")
+        return inf
     return min(limit for limit in (hard, soft) if limit) * _SHARE - run.age
 
 
@@ -222,7 +221,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
     log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
-        note(run.store, run.key, "conflict", outcome, run.task.name, run.claim.facts, holder.task_id)
+        note(run.store, run.key, "conflict", outcome, run.task.name, run.claim, holder.task_id)
     signals.lock_conflict.send(sender=run.task, key=run.key, holder=holder, outcome=outcome)
     # The event is not named `task-...`: a monitor would take that for a state of the task.
     run.send_event("lock-conflict", key=run.key, holder=holder.task_id, outcome=outcome)
@@ -233,7 +232,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     # A newest call is never given up, because others may have ended in its favour.
-    left = float("inf") if timeout is None or run.notes.newest else timeout - tried
+    left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:
         why = f"tried for {tried:.1f} s, and lock_wait_timeout is {timeout:g} s"
@@ -244,7 +243,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     write("lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     if not was_told_before:
-        note(run.store, run.key, "unanswered", outcome, run.task.name, run.claim.facts)
+        note(run.store, run.key, "unanswered", outcome, run.task.name, run.claim)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         return UNLOCKED

@@ -172,7 +172,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
         since = run.notes.first_published
         with suppress(Exception):
             task.backend.forget(run.request.id)
-    about: dict[str, Any] = {"label": run.claim.facts.label, "published": since, "due_for": A_MOMENT}
+    about: dict[str, Any] = {"label": run.claim.label, "published": since, "due_for": A_MOMENT}
     try:
         run.store.mark_queued(run.key, run.task_id, options.queue_ttl, limit=0, cooldown=0.0, sent="over", **about)
     except StoreError as error:

@@ -170,8 +170,7 @@ that may not be the first. `item`: by the message of its map, starmap or chunks.
 which sends to each queue. `eager`: without a message."""
 
 
-@dataclass(slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
@@ -184,18 +183,23 @@ class Delivery:
 
 
 class RequestState:
-    """Our state on a request. Only the type tells this state from a header named `singleton_state`."""
+    """Our state on a request: its run, or what is known of a call without one.
 
-    run: "Run | None" = None
+    Only the type tells this state from a header named `singleton_state`.
+    """
+
     # The map, starmap or chunks of an item.
-    map: Task | None = None
+    map: Any = None
     # In eager mode: the run that this request replaces, or retries, under the lease of that run.
     origin: Origin | None = None
     # A pool may hand several runs the same request object, one after the other.
     request_id: str | None = None
 
+    @property
+    def run(self) -> "Run | None":
+        return None
 
-_STATE = "singleton_state"
+
 _NO_DELIVERY = Delivery()
 
 
@@ -209,19 +213,8 @@ def request_of(task: Any) -> Context:
 
 
 def state_of(request: Context) -> RequestState | None:
-    state = getattr(request, _STATE, None)
-    return state if type(state) is RequestState and state.request_id == request.id else None
-
-
-def state_for(request: Context) -> RequestState:
-    """Our state on the request, which is made if it is missing."""
-    known: Any = vars(request)
-    state = known.get(_STATE)
-    if type(state) is not RequestState or state.request_id != request.id:
-        # An `__init__` would cost each run a thousand instructions.
-        state = known[_STATE] = RequestState()
-        state.request_id = request.id
-    return state
+    state = getattr(request, "singleton_state", None)
+    return state if isinstance(state, RequestState) and state.request_id == request.id else None
 
 
 def run_of(request: Context) -> "Run | None":
@@ -289,7 +282,7 @@ def delivery_of(request: Context) -> Delivery:
     delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
         # Anything but a tuple is a foreign header.
-        delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
+        delivery = tuple.__new__(Delivery, delivery) if type(delivery) is tuple else _NO_DELIVERY
         setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
             # Celery cannot publish a retry if the headers are no mapping.

@@ -28,11 +28,11 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import DeadMan, Interrupt
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs import endings
+from celery_singleton_lock.runs import endings, message
 from celery_singleton_lock.runs.endings import CallRevoked, Ended, Reason, Revoked, store_revoked, unmark
-from celery_singleton_lock.runs.message import DELIVERY, Notes, delivery_of, stores_retry_once, text_of, way_of
+from celery_singleton_lock.runs.message import DELIVERY, Notes, RequestState, delivery_of, text_of, way_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Facts, new_token
+from celery_singleton_lock.stores.records import Claim, new_token
 from celery_singleton_lock.stores.redis.store import Store
 
 
@@ -55,13 +55,14 @@ _LEADS_TO = (
 )
 
 
-def claim_of(
-    options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int, host: str = "", pid: int = 0
-) -> Claim:
+def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
     """The claim of a message's run, also in a main process; `admit` adds what the policy needs."""
+    claim = Claim(key, token, options.ttl, options.limit)
+    claim.task_id = task_id
+    claim.task_name = options.holder_name
     # Without its attempt, a retry would be taken for a copy of the run before it.
-    facts = Facts(task_id, options.holder_name, host, pid, attempt, notes.first_published)
-    claim = Claim(key, token, options.ttl, options.limit, facts)
+    claim.attempt = attempt
+    claim.published = notes.first_published
     # A task id may be used again, so the publication tells its messages apart.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
@@ -78,38 +79,56 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     )
 
 
-class Run:
+class Run(RequestState):
     """One execution of a task with a lock key."""
 
     retry_error: BaseException | None = None  # for which the body calls `retry()`
     stored_retry: str | None = None  # the lock key of the next attempt, once RETRY is stored
-    map: Any = None  # the map, starmap or chunks of an item
     was_passed_on = False  # the call was requeued, or left to another delivery of its message
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         # Set on the instance: these are read most, and reading a class default is four times slower.
         self.phase = ASKING
+        self.request_id = request.id
         self.task = task
         self.request = request
         self.notes = notes
         self.key = key
         self.args = args
         self.kwargs = kwargs
-        self.options: LockOptions = task.lock_options
+        self.options = options = task.lock_options
         self.delivery = delivery_of(request)
         self._made_at = clock()
-        self.way = way_of(task, request, notes, self.delivery)
-        self.can_be_requeued = self.way in ("first", "copy")
+        self.way = way = way_of(task, request, notes, self.delivery)
+        self.can_be_requeued = way in ("first", "copy")
         self.is_later_attempt = is_later_attempt(request, notes)
-        self.interrupt = Interrupt()
         # The app may move to another store while this run holds its lock.
         self.store: Store = store_of(task.app)
-        self.claim = self._claim()
+        task_id = request.id if type(request.id) is str else text_of(request.id or "")
+        token = self.delivery.token or new_token()
+        self.claim = claim = claim_of(options, notes, key, token, task_id, request.retries or 0)
+        claim.hostname = request.hostname or socket.gethostname()
+        claim.pid = os.getpid()
+        if options.label is not None:
+            claim.label = label_of(task, key, task_id, args, kwargs)
+        claim.keeps_result = not (request.ignore_result or (way == "eager" and not task.store_eager_result))
+        if way == "item":
+            self.map = request.singleton_state.map
+            claim.task_id = text_of(self.map.request.id)
+            claim.task_name = self.map.name
+        if options.min_hold and not options.unique_in_queue:
+            # In a queue mode `lock_min_hold` counts from the publication.
+            claim.min_hold = options.min_hold
+        claim.may_be_copy = way == "copy" or (self.is_later_attempt and way != "broadcast")
         # An item of a map has the task id of the map.
-        self.task_id: str = self.claim.facts.task_id
-        deadman = self._deadman() if self.options.kills else None
-        on_lost = self.interrupt.on_lost if self.options.on_lost != "warn" else None
-        self.lease = Holding(self.store, self.claim, on_lost, deadman, task)
+        self.task_id: str = claim.task_id
+        self.interrupt = Interrupt()
+        on_lost = self.interrupt.on_lost if options.on_lost != "warn" else None
+        self.lease = Holding(self.store, claim, on_lost, self._deadman() if options.kills else None, task)
+
+    @property
+    def run(self) -> "Run":
+        return self
 
     def go_to(self, phase: Phase) -> None:
         if phase not in _LEADS_TO[self.phase]:
@@ -125,28 +144,6 @@ class Run:
             raise no_process_for(self.task.name)
         return DeadMan()
 
-    def _claim(self) -> Claim:
-        options = self.options
-        request = self.request
-        task = self.task
-        task_id = request.id if type(request.id) is str else text_of(request.id or "")
-        token = self.delivery.token or new_token()
-        host = request.hostname or socket.gethostname()
-        claim = claim_of(options, self.notes, self.key, token, task_id, request.retries or 0, host, os.getpid())
-        facts = claim.facts
-        if options.label is not None:
-            facts.label = label_of(task, self.key, task_id, self.args, self.kwargs)
-        facts.keeps_result = not (request.ignore_result or (self.way == "eager" and not task.store_eager_result))
-        if self.way == "item":
-            self.map = request.singleton_state.map
-            facts.task_id = text_of(self.map.request.id)
-            facts.task_name = self.map.name
-        if options.min_hold and not options.unique_in_queue:
-            # In a queue mode `lock_min_hold` counts from the publication.
-            claim.min_hold = options.min_hold
-        claim.may_be_copy = self.way == "copy" or (self.is_later_attempt and self.way != "broadcast")
-        return claim
-
     @property
     def was_replaced(self) -> bool:
         return self.interrupt.delivered and self.lease.lost_reason in REASONS_TO_STOP
@@ -160,7 +157,7 @@ class Run:
 
         If *may_be_over*, another delivery may have stored its end, so store nothing.
         """
-        mark_as_retry = stores_retry_once(self.task.backend.__class__)
+        mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
@@ -263,7 +260,7 @@ class Run:
             return
         self.lease.ending = None
         claim = self.claim
-        mark = partial(self.store.mark_done, self.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
+        mark = partial(self.store.mark_done, self.key, claim.marker, claim.attempt, "stored", ending.kept)
         if self.lease.marker == "left":
             try:
                 mark()

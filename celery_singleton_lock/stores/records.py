@@ -21,8 +21,10 @@ PublishMode = Literal["", "anyway", "over"]  # `anyway` despite a cool-down; `ov
 Newest = Literal["", "queued", "next"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Facts:
+    """The facts of a call that its claim and the history have in common."""
+
     task_id: str = ""  # empty if it is no task
     task_name: str = ""  # empty if it is the name of the lock
     hostname: str = ""
@@ -43,12 +45,11 @@ def new_token() -> str:
 
 
 @dataclass(slots=True)
-class Claim:
+class Claim(Facts):
     key: str
     token: str  # fresh for each execution; see `WHOLE`
     ttl: float
     limit: int = 1  # places of the lock; with 0 nothing is granted
-    facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
     message: int = 0  # when the message was published, because messages may share a task id; 0 if unknown
     may_be_copy: bool = False  # the store first looks for another run of this message
@@ -65,11 +66,11 @@ class Claim:
 
     @property
     def marker(self) -> str:
-        return marker_of(self.facts.task_id, self.message)
+        return marker_of(self.task_id, self.message)
 
     @property
     def channel(self) -> str:
-        return f"{self.key}:{self.token if self.waits_here else f'@{self.facts.task_id}'}"
+        return f"{self.key}:{self.token if self.waits_here else f'@{self.task_id}'}"
 
 
 def lock_name_of(key: str) -> str:

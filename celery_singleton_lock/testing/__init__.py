@@ -28,7 +28,7 @@ from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.leases.lease import Lease, current
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, new_token
+from celery_singleton_lock.stores.records import Claim, Conflict, Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 from celery_singleton_lock.task import SingletonTask
@@ -201,9 +201,10 @@ def _target(verb: str, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _leased(target: _Target) -> Iterator[Holder]:
     chosen = target.of_task
     name = chosen.holder_name if chosen else ""
-    facts = Facts(HELD_BY_TEST, name, socket.gethostname(), os.getpid(), keeps_result=False)
     ttl, limit = (chosen.ttl, chosen.limit) if chosen else (_TTL, 1)
-    lease = Holding(target.store, Claim(target.key, new_token(), ttl, limit, facts))
+    claim = Claim(target.key, new_token(), ttl, limit, task_id=HELD_BY_TEST, task_name=name, keeps_result=False)
+    claim.hostname, claim.pid = socket.gethostname(), os.getpid()
+    lease = Holding(target.store, claim)
     before = current.get()
     try:
         answer = lease.acquire()

@@ -11,7 +11,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.encoding import RELEASE
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
@@ -64,7 +64,7 @@ def test_each_end_of_a_call_and_each_death_of_a_holder_is_counted(recorder: Reco
                 task.delay("k").get(timeout=SOON)
         recorder.open_gate("all are refused")
         # The store knows of a dead holder for one more ttl.
-        store.acquire(Claim(key, "dead", 6.0, facts=Facts("id-dead")))
+        store.acquire(Claim(key, "dead", 6.0, task_id="id-dead"))
         holder.get(timeout=SOON)
         until(lambda: of("held_seconds_count", task) == 1, "it is counted", timeout=SOON)
         until(lambda: not store.holders(key), "its lease has run out", timeout=SOON)

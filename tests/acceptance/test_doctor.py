@@ -20,7 +20,7 @@ from celery import Celery
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.web import application
 from tests.acceptance import app as tasks
 from tests.acceptance.conftest import invoked
@@ -359,7 +359,7 @@ def test_what_a_worker_cannot_run_or_leaves_waiting_is_told(threads: Worker, val
 
     # One that comes due while the doctor waits for the worker, and one behind a run.
     queued(1, -60)
-    store.acquire(Claim(queued(2, 120), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
+    store.acquire(Claim(queued(2, 120), "t", 60.0, task_id="running", hostname="w", pid=1))
     assert answered(on_command_line, env).advice == []
     for number in (3, 4):
         queued(number, 120)
@@ -417,12 +417,12 @@ def test_holders_are_told_apart_and_left_alone(prefork: Worker, recorder: Record
         return until(is_told, "the worker tells which run it has", timeout=60)
 
     assert diagnosis().of("holders") == (True, "1 alive")
-    store.acquire(Claim("singleton:v3:{a:00}", "dead", LONG, facts=Facts("gone", hostname=holder.hostname, pid=1)))
+    store.acquire(Claim("singleton:v3:{a:00}", "dead", LONG, task_id="gone", hostname=holder.hostname, pid=1))
     ok, said = diagnosis().of("holders")
     assert ok is True
     assert f"task_id=gone on {holder.hostname} (free in " in said
-    store.acquire(Claim("singleton:v3:{b:00}", "far", LONG, facts=Facts("far", hostname="w@elsewhere", pid=1)))
-    store.acquire(Claim("singleton:v3:{c:00}", "lock", LONG, facts=Facts(hostname="web", pid=1)))
+    store.acquire(Claim("singleton:v3:{b:00}", "far", LONG, task_id="far", hostname="w@elsewhere", pid=1))
+    store.acquire(Claim("singleton:v3:{c:00}", "lock", LONG, hostname="web", pid=1))
     last = diagnosis()
 
     ok, said = last.of("holders")

@@ -45,7 +45,7 @@ def history(app: Celery, *arguments: str) -> list[dict[str, Any]]:
 
 def skip(app: Celery, task_id: str = "", supplier: str = "7") -> None:
     task = app.tasks["shop.catalogue"]
-    held = Claim(task.lock_key_for(supplier, ""), "token-a", 60.0, facts=Facts("the-holder", hostname="w1@web", pid=7))
+    held = Claim(task.lock_key_for(supplier, ""), "token-a", 60.0, task_id="the-holder", hostname="w1@web", pid=7)
     store_of(app).acquire(held)
     with pytest.raises(TaskRevokedError):
         task.apply((supplier, "secret"), task_id=task_id or None).get()
@@ -99,7 +99,9 @@ def test_people_read_the_newest_first_and_of_one_lock(app: Celery) -> None:
 
 def test_text_of_any_kind_reaches_no_terminal(app: Celery) -> None:
     skip(app, "\x1b[31mid\n")
-    counters.note(store_of(app), "singleton:v3:{half:0}", "lost", "expired", "half", Facts("\udc80", label=EVIL))
+    counters.note(
+        store_of(app), "singleton:v3:{half:0}", "lost", "expired", "half", Facts(task_id="\udc80", label=EVIL)
+    )
     counters.flush()
 
     told = operated(app)("history").stdout

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
@@ -121,8 +122,8 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
     task, key = combined.retrying_or_ending[policy], f"before-{policy}"
     retried = recorder.begun(task.delay(key, 1, countdown=0, gate=key))
     store, successor = store_of(combined.app), "a call that comes late"
-    facts = Facts(successor, "another task")
-    store.acquire(Claim(task.lock_key_for(key), successor, 3.0, facts=facts, succeeds="rerun", supersedes_for=60.0))
+    claim = Claim(task.lock_key_for(key), successor, 3.0, task_id=successor, task_name="another task")
+    store.acquire(replace(claim, succeeds="rerun", supersedes_for=60.0))
     recorder.open_gate(key)
     until(lambda: f"task_id={retried.id} holder={successor}" in worker.log(), "the retry has met it")
     store.unmark(task.lock_key_for(key), successor)

@@ -17,7 +17,7 @@ from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
@@ -40,7 +40,7 @@ def worker() -> Iterator[Worker]:
 
 
 def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **more: Any) -> Claim:
-    return Claim(key, token, 30.0, limit, Facts(task_id, hostname="w1@web", pid=7), **more)
+    return Claim(key, token, 30.0, limit, task_id=task_id, hostname="w1@web", pid=7, **more)
 
 
 def running(recorder: Recorder, number: int = 1) -> None:
@@ -76,7 +76,9 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
     keys = [f"singleton:v3:{{{name}:850619f2bc8f15f0cb96f1808d711840}}" for name in ("a", f"first.{'x' * 150}.last")]
     for key in keys:
         host = f"w1@{'h' * 100}.example"
-        store.acquire(Claim(key, "t", 300.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
+        store.acquire(
+            Claim(key, "t", 300.0, 1, task_id=task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)
+        )
     store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, cooldown=0.0)
 
     _, narrow, of_terminal = on_a_terminal(["list"], ["list", "--wide"]).split("LOCK ")
@@ -373,7 +375,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
         store.mark_queued(key("shop.index", number), f"id-{number}", 600.0, limit=0, cooldown=0.0)
     store.mark_queued(key("other", 0), "id-other", 600.0, limit=0, cooldown=0.0)
     held, cooling = key("shop.held", 0), key("shop.cooling", 0)
-    store.acquire(Claim(held, "secret", 300.0, 1, Facts("id-holder")))
+    store.acquire(Claim(held, "secret", 300.0, 1, task_id="id-holder"))
     store.mark_queued(held, "id-behind", 600.0, limit=0, cooldown=0.0)
     store.mark_queued(cooling, "id-cooling", 600.0, limit=0, cooldown=300.0)
 
@@ -472,13 +474,13 @@ def test_one_of_several_holders_is_meant_by_its_name(operate: Operate, store: St
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
     # Not a task's, so it is known by its process.
-    store.acquire(Claim(key, "c", 30.0, 3, Facts(hostname="web", pid=9)))
+    store.acquire(Claim(key, "c", 30.0, 3, hostname="web", pid=9))
 
     for name in ("id-b", "web:9"):
         plan = json.loads(operate("break", key, "--holder", name, "--dry-run", "--json").stdout)
         assert plan["asked"] == [name]
     # As `list` shows the process of a call.
-    store.acquire(Claim(key, "d", 30.0, 4, Facts("id-d", hostname="w1@web", pid=10)))
+    store.acquire(Claim(key, "d", 30.0, 4, task_id="id-d", hostname="w1@web", pid=10))
     plan = json.loads(operate("break", key, "--holder", "w1@web:10", "--dry-run", "--json").stdout)
     assert plan["asked"] == ["id-d"]
     operate("break", key, "--holder", "id-b", "--yes", "--force")

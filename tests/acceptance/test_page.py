@@ -119,7 +119,7 @@ def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: 
     assert "UTC The locks are well. Held: 0 Waiting: 0 Queued: 0 Oldest wait: - Last hour: nothing unusual" in said
 
     key = tasks.skipped.lock_key_for("k")
-    facts = Facts("id-1", hostname="w1@web", pid=7)
+    facts = Facts(task_id="id-1", hostname="w1@web", pid=7)
     for event, outcome in (("conflict", "skipped"), ("lost", "replaced"), ("lost", "expired"), ("lost", "expired")):
         counters.note(store, key, event, outcome, tasks.skipped.name, facts)
     counters.flush()

@@ -18,7 +18,7 @@ import redis
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Grant
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
 from tests.proxy import Proxy
@@ -99,7 +99,7 @@ def test_a_retry_after_a_long_run_waits_for_its_turn_and_does_not_come_again_and
     with workers(APP, SOON) as (worker,):
         retried = task.delay(key, 1, countdown=1)
         until(lambda: f"[{retried.id}] retry" in worker.log(), "its first attempt has ended")
-        other = Claim(task.lock_key_for(key), "another call", 3.0, facts=Facts("another call", task.name))
+        other = Claim(task.lock_key_for(key), "another call", 3.0, task_id="another call", task_name=task.name)
         until(lambda: isinstance(store.acquire(other), Grant), "another call has the key")
 
         assert retried.get(timeout=30) == 1

@@ -14,7 +14,7 @@ from werkzeug.test import Client
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.rows import Locks
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_says_so_and_hides_no_other(operate: Operate, store:
     foreign = key_of("foreign")
     with redis_of() as client:
         FOREIGN[kind](client, foreign)
-    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1", hostname="w", pid=7)))
+    store.acquire(Claim(KEY, "t", 60.0, task_id="id-1", hostname="w", pid=7))
 
     listed = {row["key"]: row for row in json.loads(operate("list", "--json").stdout)}
     shown = operate("show", foreign.rpartition(":")[0]).stdout
@@ -200,11 +200,11 @@ def test_who_routes_by_turns_is_asked_once_for_each_call(valkey: Server) -> None
 
 
 def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:
-    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1")))
-    waits = Claim(KEY, "living", 60.0, facts=Facts("id-living"))
+    store.acquire(Claim(KEY, "t", 60.0, task_id="id-1"))
+    waits = Claim(KEY, "living", 60.0, task_id="id-living")
     with Waiter(store, waits) as living:
         living.ask()
-        store.acquire(Claim(KEY, "dead", 60.0, facts=Facts("id-dead"), turn_for=180.0, waits_here=True))
+        store.acquire(Claim(KEY, "dead", 60.0, task_id="id-dead", turn_for=180.0, waits_here=True))
         done = json.loads(operate("break", "id-dead", "--yes", "--json").stdout)
         store.release(Claim(KEY, "t", 60.0), 1)
         left = operate("break", KEY, "--yes", code=NO).stderr
@@ -223,7 +223,7 @@ NAMES |= dict.fromkeys(("id-of-a-call", "id-of", "id-of-a…"), (["id-of-a-call"
 
 @pytest.mark.parametrize("what", NAMES)
 def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Store, what: str) -> None:
-    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
+    store.acquire(Claim(KEY, "t", 60.0, task_id="id-of-a-call"))
     store.mark_queued(KEY, "behind", 60.0, limit=0, cooldown=0.0)
 
     shown = operate("show", what).stdout
@@ -236,7 +236,7 @@ def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Sto
 @pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])
 def test_what_is_ambiguous_or_empty_is_refused(operate: Operate, store: Store, command: list[str]) -> None:
     for number in (1, 2):
-        store.acquire(Claim(key_of("shop", number), "t", 60.0, facts=Facts(f"id-{number}")))
+        store.acquire(Claim(key_of("shop", number), "t", 60.0, task_id=f"id-{number}"))
 
     assert all(f"id-{number}" in operate(*command, "id-", code=USAGE).stderr for number in (1, 2))
     assert all(key_of("shop", n) in operate(*command, key_of("shop")[:20], code=USAGE).stderr for n in (1, 2))

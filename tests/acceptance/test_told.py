@@ -18,7 +18,7 @@ import pytest
 from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.web import application
 from tests.acceptance import told_app as tasks
 from tests.acceptance.conftest import forget_connections, invoked
@@ -123,7 +123,7 @@ class Night:
     def conflicts(self) -> None:
         skip, join, unique = tasks.by_policy["skip"], tasks.by_policy["join"], tasks.by_mode["until_executed"]
         store = store_of(tasks.app)
-        dead = Claim(skip.lock_key_for("dead"), "dead", 4.0, facts=Facts("of-the-dead", hostname="w@gone"))
+        dead = Claim(skip.lock_key_for("dead"), "dead", 4.0, task_id="of-the-dead", hostname="w@gone")
         store.acquire(dead)
         holders = [task.delay("k", gate="the evening is over") for task in (skip, join, tasks.waits)]
         self.runs(*holders)

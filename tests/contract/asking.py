@@ -11,7 +11,6 @@ from celery_singleton_lock.stores.records import (
     Conflict,
     Done,
     Ending,
-    Facts,
     Grant,
     Holder,
     Marked,
@@ -48,13 +47,12 @@ CLOCKS_DIFFER_BY = 0.02
 def claim(
     token: str, *, key: str = KEY, ttl: float = 30.0, limit: int = 1, min_hold: float = 0.0, **facts: Any
 ) -> Claim:
-    return Claim(key, token, ttl, limit, Facts(**facts), min_hold)
+    return Claim(key, token, ttl, limit, min_hold=min_hold, **facts)
 
 
 def call(name: str, published: float = 0.0, **more: Any) -> Claim:
     """The claim of a task: its token is its task id; published so many thousand seconds after the epoch."""
-    facts = Facts(task_id=name, published=round(published * 1_000_000_000))
-    return Claim(KEY, name, 30.0, facts=facts, **more)
+    return Claim(KEY, name, 30.0, task_id=name, published=round(published * 1_000_000_000), **more)
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
@@ -62,8 +60,7 @@ def again(wanted: Claim, **more: Any) -> Claim:
 
 
 def delivery(token: str, task_id: str = "a", attempt: int = 0, **more: Any) -> Claim:
-    facts = Facts(task_id=task_id, attempt=attempt)
-    return Claim(KEY, token, 30.0, facts=facts, may_be_copy=True, **more)
+    return Claim(KEY, token, 30.0, task_id=task_id, attempt=attempt, may_be_copy=True, **more)
 
 
 def marker_of(task_id: str) -> str:
@@ -72,8 +69,8 @@ def marker_of(task_id: str) -> str:
 
 def succeeding(wanted: Claim, rule: Succession, task_name: str = "") -> Claim:
     """The same, of a call that becomes the successor if it is refused."""
-    facts = dataclasses.replace(wanted.facts, task_name=task_name or wanted.facts.task_name)
-    return dataclasses.replace(wanted, facts=facts, succeeds=rule, supersedes_for=MEMORY)
+    name = task_name or wanted.task_name
+    return dataclasses.replace(wanted, task_name=name, succeeds=rule, supersedes_for=MEMORY)
 
 
 class Waiter:
@@ -114,12 +111,12 @@ def mark_queued(
 
 
 def mark_newest(store: Store, wanted: Claim, **more: Any) -> Marked | Holder:
-    return mark_queued(store, wanted.facts.task_id, newest=True, published=wanted.facts.published, **more)
+    return mark_queued(store, wanted.task_id, newest=True, published=wanted.published, **more)
 
 
 def begin(store: Store, wanted: Claim) -> Conflict | None:
     """Begin its body without a lease, unless a newer call is queued or has begun."""
-    return store.unmark(KEY, wanted.facts.task_id, ends_cooldown=False, heeds=True, claim=wanted)
+    return store.unmark(KEY, wanted.task_id, ends_cooldown=False, heeds=True, claim=wanted)
 
 
 def found(answer: Marked | Holder) -> Holder:

@@ -13,7 +13,7 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Renewal
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Grant, Renewal
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
@@ -24,9 +24,7 @@ from tests.waiting import Watch, until
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
-OF_A_TASK = Claim(
-    KEY, "b", 30.0, facts=Facts(task_id="1", hostname="celery@host", pid=1, published=1), message=1, may_be_copy=True
-)
+OF_A_TASK = Claim(KEY, "b", 30.0, task_id="1", hostname="celery@host", pid=1, published=1, message=1, may_be_copy=True)
 ENDING = Ending("ended", 60.0, is_due=True)
 
 SLACK = 4.0
@@ -38,8 +36,8 @@ def test_the_dead_of_a_long_line_are_passed_in_short_steps(kind: str) -> None:
     with running(kind) as server, closing(Store(server.url, {})) as store, server.client() as client:
         store.acquire(MINE)
         for number in range(dead):
-            facts = Facts(task_id=str(number), published=number + 1)
-            store.acquire(Claim(KEY, f"of-{number}", 30.0, facts=facts, turn_for=600.0))
+            who: dict[str, Any] = {"task_id": str(number), "published": number + 1}
+            store.acquire(Claim(KEY, f"of-{number}", 30.0, **who, turn_for=600.0))
         died_at = clock()
         until(lambda: clock() > died_at + 2.5, "no message of theirs can be on its way")
         client.config_resetstat()
@@ -274,7 +272,7 @@ def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_ne
 
 
 def test_a_reply_that_comes_byte_by_byte_is_read_whole(proxy: Proxy, store: Store, direct: Store) -> None:
-    direct.acquire(Claim(KEY, "holder", 30.0, facts=Facts("the-holder", label="ä")))
+    direct.acquire(Claim(KEY, "holder", 30.0, task_id="the-holder", label="ä"))
     proxy.crumble()
 
     answer = store.acquire(MINE)
@@ -284,7 +282,7 @@ def test_a_reply_that_comes_byte_by_byte_is_read_whole(proxy: Proxy, store: Stor
 
 
 def test_the_half_of_a_reply_is_not_taken_for_a_part_of_the_next(proxy: Proxy, store: Store, direct: Store) -> None:
-    direct.acquire(Claim(KEY, "holder", 30.0, facts=Facts("the-holder")))
+    direct.acquire(Claim(KEY, "holder", 30.0, task_id="the-holder"))
     torn = proxy.tear_reply(to=b"EVALSHA")
 
     answer = store.acquire(MINE)

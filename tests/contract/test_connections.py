@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Facts, Renewal
+from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Renewal
 from celery_singleton_lock.stores.redis import encoding, packed
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -41,7 +41,7 @@ def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
 def test_calls_that_expire_push_out_no_pieces_of_the_usual_commands() -> None:
     kept = encoding._usual_acquire.cache_info().currsize
     for number in range(300):
-        encoding.packed_acquire(replace(MINE, facts=Facts("mine"), queued_for=number + 0.123))
+        encoding.packed_acquire(replace(MINE, task_id="mine", queued_for=number + 0.123))
 
     assert encoding._usual_acquire.cache_info().currsize == kept
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Facts, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Release, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY
 from tests.contract.asking import OTHER as OTHER_KEY
 from tests.servers import Server
 
-MINE = Claim(KEY, "a", 30.0, facts=Facts(task_id="id-of-a"))
+MINE = Claim(KEY, "a", 30.0, task_id="id-of-a")
 COPY = replace(MINE, may_be_copy=True)
-NEXT = replace(MINE, token="b", facts=Facts(task_id="id-of-b"), succeeds="rerun", supersedes_for=60.0)
+NEXT = replace(MINE, token="b", task_id="id-of-b", succeeds="rerun", supersedes_for=60.0)
 
 
 VERBS: dict[str, Callable[[Store], Any]] = {

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Ending, Facts, Grant, Slot
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Ending, Grant, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
@@ -19,7 +20,7 @@ from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
 KEY = "singleton:v3:{rights:00}"
-FACTS = Facts(task_id="t", task_name="task", hostname="h", pid=1)
+FACTS: dict[str, Any] = {"task_id": "t", "task_name": "task", "hostname": "h", "pid": 1}
 (LINE,) = re.findall(r"^ACL SETUSER shop .*(?:\n +\S.*)*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 RIGHTS = LINE.split()[3:]
 COMMANDS = sorted(right[1:] for right in RIGHTS if right.startswith("+"))
@@ -39,7 +40,7 @@ def store_of(server: Server, *more: str) -> Store:
 
 def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store = store_of(server)
-    claim = Claim(KEY, "a", 30.0, facts=FACTS)
+    claim = Claim(KEY, "a", 30.0, **FACTS)
     later = replace(claim, token="b", may_be_copy=True)
 
     Inventory(store).self_test(f"{KEY}:trial", 1.0)
@@ -68,7 +69,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
 
 
 def test_who_lists_locks_needs_one_right_more(server: Server) -> None:
-    claim = Claim(KEY, "a", 30.0, facts=FACTS)
+    claim = Claim(KEY, "a", 30.0, **FACTS)
     with pytest.raises(ConfigurationError, match="'scan'"):
         list(Inventory(store_of(server)).keys("singleton:"))
 
@@ -102,7 +103,7 @@ def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what
 
 
 def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
-    holder, waiting = Claim(KEY, "a", 30.0, facts=FACTS), Claim(KEY, "w", 30.0)
+    holder, waiting = Claim(KEY, "a", 30.0, **FACTS), Claim(KEY, "w", 30.0)
     store = store_of(server)
     store.acquire(holder)
     with Waiter(store, waiting) as waiter:

@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant
 from tests.turn import LEADS_TO
 
 KEY = "{key}"
@@ -36,7 +36,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        return self.claim.facts.task_id
+        return self.claim.task_id
 
     def has_turn(self, now: float) -> bool:
         return self.refused_at >= 0 and now < self.turn_ends and not (self.holds or self.is_over)
@@ -64,7 +64,7 @@ class World:
         self.wire = self.store.servers.listen(f"{KEY}:nobody", clock() + 5.0)
         for name in ("run", "waits", "one", "two", "later"):
             lasts = SHORT if name == "one" else LASTS
-            claim = Claim(KEY, f"of-{name}", TTL, facts=Facts(name), turn_for=lasts, waits_here=name == "waits")
+            claim = Claim(KEY, f"of-{name}", TTL, task_id=name, turn_for=lasts, waits_here=name == "waits")
             self.calls.append(Call(claim))
         self.ask(self.calls[0])
         for each in self.calls[1:-1]:

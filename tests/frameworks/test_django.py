@@ -74,11 +74,11 @@ PAGE, BREAK = "/admin/celery_singleton_lock/lock/", "/admin/celery_singleton_loc
 class Visitors:
     def __init__(self) -> None:
         from celery_singleton_lock.definition.settings import store_of
-        from celery_singleton_lock.stores.records import Claim, Facts
+        from celery_singleton_lock.stores.records import Claim
         from tests.frameworks.django_shop.tasks import import_catalogue
 
-        held = Facts(task_id="the-holder", hostname="w1@web", pid=7, label=EVIL)
-        self.held = Claim(import_catalogue.lock_key_for(7), "the-token", 60.0, facts=held)
+        held: Any = {"task_id": "the-holder", "hostname": "w1@web", "pid": 7, "label": EVIL}
+        self.held = Claim(import_catalogue.lock_key_for(7), "the-token", 60.0, **held)
         self.free = import_catalogue.lock_key_for(8)
         self.app = import_catalogue.app
         self.store = store_of(self.app)
@@ -139,7 +139,7 @@ def visit_admin() -> Any:
     from celery_singleton_lock.stores.records import Claim, Facts, lock_name_of
 
     all_of = Visitors()
-    skipped = Facts("the-skipped", label=EVIL)
+    skipped = Facts(task_id="the-skipped", label=EVIL)
     counters.note(all_of.store, all_of.held.key, "conflict", "skipped", "shop.import", skipped, "the-holder")
     counters.flush()
     visitors = {
@@ -149,7 +149,7 @@ def visit_admin() -> Any:
         "reader": all_of.client("reader", "view_lock"),
         "operator": all_of.operator,
     }
-    waits = Claim(all_of.held.key, "another", 60.0, facts=Facts(task_id="the-waiter"))
+    waits = Claim(all_of.held.key, "another", 60.0, task_id="the-waiter")
     # As a server does it: for Celery, another thread may have another app.
     with ThreadPoolExecutor(1) as pool, Waiter(all_of.store, waits) as waiter:
         waiter.ask()

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery, Task, states, uuid
 
 from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask, StoreError, signals
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.testing import memory_store
 from tests.tracing import tracer_of
@@ -85,7 +85,7 @@ class World:
 
     def is_held(self, by: str = "the-holder", ttl: float = 30) -> Callable[[], Any]:
         """Have another run hold the key; return what ends it."""
-        claim = Claim(self.task.lock_key_for(), f"token of {by}", ttl, 100, Facts(by))
+        claim = Claim(self.task.lock_key_for(), f"token of {by}", ttl, 100, task_id=by)
         assert isinstance(self.store.acquire(claim), Grant)
         return lambda: self.store.release(claim, None)
 

@@ -15,7 +15,7 @@ from celery import Celery
 from celery_singleton_lock import ConfigurationError, Lock, LockHeld, LockState, SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.operations import break_marks
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.contract.asking import Waiter
 from tests.waiting import until
@@ -130,7 +130,7 @@ def test_the_state_of_a_call_says_who_has_its_lock_and_who_comes(app: Celery) ->
 
     sent = task.delay(7, full=True)
     with hold(task, 7):
-        claim = Claim(task.lock_key_for(7, True), "of-the-next", 30, facts=Facts("the-next"), succeeds="rerun")
+        claim = Claim(task.lock_key_for(7, True), "of-the-next", 30, task_id="the-next", succeeds="rerun")
         store_of(app).acquire(claim)
         with Waiter(store_of(app), Claim(claim.key, "of-a-waiter", 30)) as waiter:
             waiter.ask()

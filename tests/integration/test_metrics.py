@@ -16,7 +16,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.keys import beat_key_of
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.web import application
 from tests.browsing import Visitor
 from tests.servers import Server
@@ -75,8 +75,8 @@ def told(app: Celery, counted: dict[str, int] | None = None) -> Samples:
 
 def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
     store = store_of(app)
-    store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
-    store.acquire(Claim(beat_key_of(app), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))
+    store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, task_id="id-a"))
+    store.acquire(Claim(beat_key_of(app), "b", 30.0, task_name="celery.beat", hostname="web-1", pid=7))
     store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, cooldown=0.0)
     if counted:
         store.count("singleton:v3:stats", counted, 5.0)

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server, missing
 from tests.tracing import traced
@@ -73,7 +73,7 @@ def nothing(self: Any, key: str) -> str:
 
 
 def take(app: Celery, key: str) -> tuple[Claim, Grant]:
-    claim = Claim(key, "token", 60.0, facts=Facts(task_id="the-holder"))
+    claim = Claim(key, "token", 60.0, task_id="the-holder")
     grant = store_of(app).acquire(claim)
     assert isinstance(grant, Grant)
     return claim, grant

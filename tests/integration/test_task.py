@@ -19,7 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server
 from tests.tracing import traced
@@ -27,7 +27,7 @@ from tests.waiting import until
 
 
 def held_by_somebody(app: Celery, key: str) -> Callable[[], Any]:
-    store, claim = store_of(app), Claim(key, "token of the holder", 30, facts=Facts(task_id="the-holder"))
+    store, claim = store_of(app), Claim(key, "token of the holder", 30, task_id="the-holder")
     assert isinstance(store.acquire(claim), Grant)
     return lambda: store.release(claim, None)
 

@@ -19,7 +19,7 @@ from celery import Celery
 from celery_singleton_lock import SingletonTask, StoreError
 from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.web import application
 from tests.browsing import Visitor
 from tests.monitor import Monitor
@@ -92,7 +92,7 @@ def app(place: Place) -> Iterator[Celery]:
     def sync() -> None: ...
 
     app.task(base=SingletonTask, name="shop.sync", shared=False)(sync)
-    store_of(app).acquire(Claim(HELD, "a", 60.0, facts=Facts("id-a")))
+    store_of(app).acquire(Claim(HELD, "a", 60.0, task_id="id-a"))
     store_of(app).count("singleton:v3:stats", {"unanswered:reschedule:shop.sync": 3}, 5.0)
     yield app
     store_of(app).close()

@@ -21,7 +21,7 @@ def ask_at_once(client: Any, claims: list[Claim]) -> None:
 
 def _asked(client: Any, claims: list[Claim]) -> Iterator[list[str]]:
     """The commands by which they ask; the server knows the script by now."""
-    example = replace(claims[0], key=SCRATCH, token=TOKEN, facts=replace(claims[0].facts, task_id=f"id-of-{TOKEN}"))
+    example = replace(claims[0], key=SCRATCH, token=TOKEN, task_id=f"id-of-{TOKEN}")
     store = Store(f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0", {})
     # The first of a new connection may send the script as well.
     store.acquire(replace(example, token="holder"))

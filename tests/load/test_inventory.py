@@ -4,7 +4,7 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import ask_at_once
@@ -27,7 +27,7 @@ def fill(client: Any, store: Store) -> None:
                 pipeline.execute()
         pipeline.execute()
     for number in range(LOCKS):
-        store.acquire(Claim(f"singleton:v3:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
+        store.acquire(Claim(f"singleton:v3:{{shop.{number}:00}}", "a", 600.0, task_id=f"id-{number}"))
     store.acquire(Claim(CROWDED, "a", 600.0))
     ask_at_once(client, [Claim(CROWDED, f"w{number}", 600.0) for number in range(WAITERS)])
 

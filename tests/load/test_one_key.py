@@ -12,7 +12,7 @@ import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, Claim, Facts, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import combined_app as combined
 from tests.contract.asking import Waiter
@@ -170,7 +170,7 @@ AT_MOST = 5.0
 
 
 def claim(token: str, limit: int = 1, **more: Any) -> Claim:
-    return Claim(KEY, token, 600.0, limit, Facts(f"id-of-{token}", hostname="celery@worker-1", pid=12345), **more)
+    return Claim(KEY, token, 600.0, limit, task_id=f"id-of-{token}", hostname="celery@worker-1", pid=12345, **more)
 
 
 def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(

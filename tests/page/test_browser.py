@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -72,23 +73,24 @@ def shop(valkey: Store) -> Iterator[Celery]:
 
     for number, (name, supplier) in enumerate([("import_catalogue", 7), ("import_catalogue", 8), ("send_invoices", 1)]):
         label = f"supplier {supplier}" if name == "import_catalogue" else ""
-        facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number, label=label)
-        store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
+        who = {"task_id": ids(number + 0x358E5B), "hostname": f"w{number % 2 + 1}@web", "pid": 14590 + number}
+        store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, label=label, **who))
     # One that nobody renews: a fifth of its ttl is left, and less once a browser has begun.
-    dead = Claim(key("charge", 3), "dead", 30.0, facts=Facts(ids(0x9EF6962), "", "w3@web", 21146, label="order 3"))
+    dead = Claim(key("charge", 3), "dead", 30.0, task_id=ids(0x9EF6962), hostname="w3@web", pid=21146)
+    dead.label = "order 3"
     store.acquire(dead)
     with valkey.client() as client:
         client.hset(dead.key, "dead", str(int(client.time()[0] * 1_000_000 + 6_000_000)))
     Inventory(store).break_lock(key("send_invoices", 1), ["t2"], "alice@ops-1")
     store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 2980.0, limit=0, cooldown=0.0, queue="search")
     store.mark_queued(key("rebuild_index", 2), ids(0x4B55D0B), 3720.0, limit=0, cooldown=0.0, queue="search")
-    refused = Facts(ids(0x61E3), "", "w1@web", 14590, label="supplier 7")
+    refused = Facts(task_id=ids(0x61E3), hostname="w1@web", pid=14590, label="supplier 7")
     counters.note(store, key("import_catalogue", 7), *SKIPPED, refused, ids(0x358E5B))
-    counters.note(store, key("charge", 3), *DIED, Facts(ids(0x9EF6), "", "w3@web", label="order 3"))
+    counters.note(store, key("charge", 3), *DIED, Facts(task_id=ids(0x9EF6), hostname="w3@web", label="order 3"))
     counters.flush()
     refused_at = time.time_ns() // 1000 - 192_000_000
-    about = Facts(ids(0x6D2EA5), "", "w2@web", 14601, published=refused_at)
-    store.acquire(Claim(key("import_catalogue", 7), "w", 30.0, facts=about, turn_for=600.0, rank=refused_at))
+    waits = Claim(key("import_catalogue", 7), "w", 30.0, task_id=ids(0x6D2EA5), hostname="w2@web", pid=14601)
+    store.acquire(replace(waits, published=refused_at, turn_for=600.0, rank=refused_at))
     yield app
     app.close()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Facts, Grant, Release, Renewal
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Grant, Release, Renewal
 from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
@@ -88,8 +88,7 @@ def granted(answer: object) -> Grant:
 
 
 def of_a_message(name: str, token: str = "mine", **more: Any) -> Claim:
-    facts = Facts(task_id="a task", published=7)
-    return claim_of(name, token, facts=facts, message=7, **more)
+    return claim_of(name, token, task_id="a task", published=7, message=7, **more)
 
 
 @pytest.mark.parametrize("stage", STAGES)

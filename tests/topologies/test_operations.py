@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Facts, Renewal
+from celery_singleton_lock.stores.records import Claim, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import operated
@@ -49,7 +49,7 @@ def app_of(cleanup: ExitStack) -> AppOf:
 def held(app: Celery, store: Store) -> list[Claim]:
     keys = [app.tasks["sync"].lock_key_for(number) for number in range(MANY)]
     claims = [
-        Claim(key, f"token {number}", 60.0, facts=Facts(f"id-{number}", hostname="w1@web", pid=7))
+        Claim(key, f"token {number}", 60.0, task_id=f"id-{number}", hostname="w1@web", pid=7)
         for number, key in enumerate(keys)
     ]
     for claim in claims:
@@ -62,11 +62,11 @@ def test_the_locks_of_all_servers_are_listed_shown_and_broken(cluster: Cluster, 
     claims = held(app, store)
 
     rows = json.loads(operated(app)("list", "--json").stdout)
-    assert {row["key"]: row["task_id"] for row in rows} == {claim.key: claim.facts.task_id for claim in claims}
+    assert {row["key"]: row["task_id"] for row in rows} == {claim.key: claim.task_id for claim in claims}
     assert len({cluster.owner(claim.key).port for claim in claims}) == len(cluster.masters)
     for number, claim in enumerate(claims[:6]):
-        for arguments in ([claim.key], ["sync", "-a", f"[{number}]"], [claim.facts.task_id]):
-            assert claim.facts.task_id in operated(app)("show", *arguments).stdout
+        for arguments in ([claim.key], ["sync", "-a", f"[{number}]"], [claim.task_id]):
+            assert claim.task_id in operated(app)("show", *arguments).stdout
         operated(app)("break", claim.key, "--yes", "--wait", "0", code=1)
     assert store.renew(claims[:7], 5.0) == [Renewal.BROKEN] * 6 + [Renewal.RENEWED]
 
@@ -120,7 +120,7 @@ def test_a_list_has_the_locks_of_the_servers_that_answer_and_names_the_one_that_
     claims = held(app, store)
     # The first of the URL is as a rule the one that is asked first, so that it could keep the others from being asked.
     dead = shaken_cluster.masters[0]
-    left = {claim.facts.task_id for claim in claims if shaken_cluster.owner(claim.key).port != dead.port}
+    left = {claim.task_id for claim in claims if shaken_cluster.owner(claim.key).port != dead.port}
     assert 0 < len(left) < len(claims)
     end(dead)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, Lock, LockLost, SingletonTask
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from tests.unit.conftest import refused
 
 LONGEST_NAME = 200
@@ -291,7 +291,7 @@ def test_an_error_that_ends_the_body_which_publishes_is_no_error_of_the_key(erro
 def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
     made = maker(name=name)(1)
     store = MemoryStore()
-    store.acquire(Claim(made, "token", 30.0, facts=Facts(task_id="id")))
+    store.acquire(Claim(made, "token", 30.0, task_id="id"))
 
     (holder,) = store.holders(made)
 

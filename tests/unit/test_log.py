@@ -14,7 +14,7 @@ from pythonjsonlogger.json import JsonFormatter
 from celery_singleton_lock import LockHeld
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.log import log
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 from tests.unit.conftest import make
 
 FORMATTERS = {
@@ -57,7 +57,7 @@ def lines(written: StringIO) -> list[dict[str, Any]]:
 def test_each_field_is_a_column_and_the_message_is_as_before(app: Celery, formatter: str, written: StringIO) -> None:
     task = make(app, lock_mode="until_executed", lock_on_conflict="raise")
     key = task.lock_key_for(1)
-    store_of(app).acquire(Claim(key, "token", 30, facts=Facts("a")))
+    store_of(app).acquire(Claim(key, "token", 30, task_id="a"))
 
     with pytest.raises(LockHeld):
         task.delay(1)

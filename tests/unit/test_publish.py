@@ -17,7 +17,7 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.definition.options import Mode
 from celery_singleton_lock.definition.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Holder
 from tests.unit.conftest import headers_of
 from tests.waiting import Watch
 
@@ -144,7 +144,7 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
 ) -> None:
     caplog.set_level("INFO")
     task = unique("raise")
-    store, claim = store_of(task.app), Claim(task.lock_key_for(), "token", 30, facts=Facts("a"))
+    store, claim = store_of(task.app), Claim(task.lock_key_for(), "token", 30, task_id="a")
     store.mark_queued(claim.key, "a", 60, limit=0, cooldown=60 if state == "cooldown" else 0)
     if state != "queued":
         store.acquire(claim)
@@ -179,8 +179,8 @@ UNREADABLE = {
 def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] | None = None, **options: Any) -> Any:
     task = made(results=results, lock_mode="until_executed", **options)
     task.app.task(name="keeps no results", ignore_result=True)(tomorrow)
-    standing = Facts(uuid(), **holder)
-    store_of(task.app).acquire(Claim(task.lock_key_for(), "token", 30, facts=standing))
+    standing = Claim(task.lock_key_for(), "token", 30, task_id=uuid(), **holder)
+    store_of(task.app).acquire(standing)
     result = task.apply_async(**(of_the_call or {}))
     assert result.id == standing.task_id
     return result

@@ -77,14 +77,13 @@ def _around_blanks(command: bytes) -> list[str]:
 
 def packed_acquire(claim: Claim) -> bytes:
     """The command for a claim. For the usual one its pieces are kept: to pack each word would cost twice as much."""
-    facts = claim.facts
     wants_more = claim.may_be_copy or claim.succeeds or claim.turn_for
-    says_more = facts.attempt or facts.task_name or facts.label or not facts.keeps_result
+    says_more = claim.attempt or claim.task_name or claim.label or not claim.keeps_result
     # Until `expires` each call has another time, whose pieces would push out those of the usual calls.
     is_like_no_other = claim.queued_for % 1
-    if facts.task_id and claim.limit == 1 and not (wants_more or says_more or is_like_no_other):
-        key, token, published, task_id = claim.key, claim.token, str(facts.published), facts.task_id
-        ttl, pid, hostname = claim.ttl, facts.pid, facts.hostname
+    if claim.task_id and claim.limit == 1 and not (wants_more or says_more or is_like_no_other):
+        key, token, published, task_id = claim.key, claim.token, str(claim.published), claim.task_id
+        ttl, pid, hostname = claim.ttl, claim.pid, claim.hostname
         start, second, third, fourth, end = _usual_acquire(
             ttl, claim.heeds_queued, claim.queued_for, pid, hostname, len(key), len(token), len(published), len(task_id)
         )
@@ -99,16 +98,15 @@ def _usual_acquire(
     ttl: float, heeds_queued: bool, queued_for: float, pid: int, hostname: str, *lengths: int
 ) -> list[str]:
     key, token, published, task_id = (_BLANK * length for length in lengths)
-    facts = records.Facts(task_id, "", hostname, pid, 0, cast("int", published))
-    claim = Claim(key, token, ttl, 1, facts, heeds_queued=heeds_queued, queued_for=queued_for)
+    claim = Claim(key, token, ttl, task_id=task_id, hostname=hostname, pid=pid, published=cast("int", published))
+    claim.heeds_queued, claim.queued_for = heeds_queued, queued_for
     return _around_blanks(ACQUIRE.on(key, *acquire_arguments(claim)))
 
 
 def packed_release(claim: Claim, place: int | None, ending: records.Ending | None) -> bytes:
-    facts = claim.facts
-    says_more = claim.min_hold or facts.attempt or facts.task_name or facts.label
+    says_more = claim.min_hold or claim.attempt or claim.task_name or claim.label
     if place == 1 and not says_more and ending is not None and not ending.is_due:
-        key, token, marker = claim.key, claim.token, records.marker_of(facts.task_id, claim.message)
+        key, token, marker = claim.key, claim.token, records.marker_of(claim.task_id, claim.message)
         start, second, third, end = _usual_release(ending.outcome, ending.kept, len(key), len(token), len(marker))
         text = f"{start}{key}{second}{token}{third}{marker}{end}"
         if text.isascii():
@@ -124,13 +122,12 @@ def _usual_release(outcome: records.Outcome, kept: float, *lengths: int) -> list
 
 
 def acquire_arguments(claim: Claim, *, looks: bool = False) -> list[str]:
-    facts = claim.facts
-    grant = f"{milliseconds(claim.ttl)} {facts.pid} {facts.attempt} {facts.published}"
-    if not facts.keeps_result:
+    grant = f"{milliseconds(claim.ttl)} {claim.pid} {claim.attempt} {claim.published}"
+    if not claim.keeps_result:
         grant = f"{grant} {_NO_RESULT}"
-    arguments = [claim.token, grant, _words_of(claim, looks=looks), facts.task_id, facts.hostname]
-    if facts.task_name or facts.label:
-        arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
+    arguments = [claim.token, grant, _words_of(claim, looks=looks), claim.task_id, claim.hostname]
+    if claim.task_name or claim.label:
+        arguments.append(f"{claim.task_name}{_SEPARATOR}{claim.label}" if claim.label else claim.task_name)
     return arguments
 
 
@@ -168,16 +165,15 @@ def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[Input]:
 
 
 def release_arguments(claim: Claim, place: int | None, ending: records.Ending | None) -> list[str]:
-    facts = claim.facts
     is_due = ending is not None and ending.is_due
     if place == 1 and not claim.min_hold and not is_due:
-        words = "size=7 place=1" if facts.task_name or facts.label else "size=6 place=1"
+        words = "size=7 place=1" if claim.task_name or claim.label else "size=6 place=1"
     else:
         words = f"{f'place={place} ' if place else ''}min_hold={milliseconds(claim.min_hold)}"
     if ending is None:
         return [claim.token, words]
-    words += f" attempt={facts.attempt} outcome={ending.outcome} kept={milliseconds(ending.kept)}"
-    return [claim.token, f"{words} is_due" if is_due else words, records.marker_of(facts.task_id, claim.message)]
+    words += f" attempt={claim.attempt} outcome={ending.outcome} kept={milliseconds(ending.kept)}"
+    return [claim.token, f"{words} is_due" if is_due else words, records.marker_of(claim.task_id, claim.message)]
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> records.Verdict:
@@ -210,7 +206,7 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> tuple[Holder, ...]:
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> records.Facts:
     task_name, label, *_ = [*(name or "").split(_SEPARATOR), ""]
     known_as = task_name or (lock_name_of(key) if task_id else "")
-    return records.Facts(task_id or "", known_as, hostname or "", label=label)
+    return records.Facts(task_id=task_id or "", task_name=known_as, hostname=hostname or "", label=label)
 
 
 def _holder(

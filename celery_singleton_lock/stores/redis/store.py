@@ -89,7 +89,7 @@ class Store:
         """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
         part = self.servers.part_of(claim.key)
         bound = claim.patience
-        if part.is_away and claim.facts.task_id and not claim.waits_here:
+        if part.is_away and claim.task_id and not claim.waits_here:
             # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
             bound = min(bound, REPLY_TIMEOUT)
         try:
@@ -221,8 +221,8 @@ class Store:
         words = " ".join(word for word, is_said in says.items() if is_said)
         arguments = [task_id, words]
         if claim is not None and claim.succeeds is not None:
-            words += f" succeeds={claim.succeeds} published={claim.facts.published}"
-            arguments = [task_id, words, claim.facts.task_name]
+            words += f" succeeds={claim.succeeds} published={claim.published}"
+            arguments = [task_id, words, claim.task_name]
         reply = self.run(encoding.UNMARK, key, *arguments)
         return None if reply == 1 else encoding.conflict_in(key, reply)
 

@@ -386,7 +386,7 @@ class Succession(Contract):
     def test_a_successor_is_known_by_its_task_whatever_its_label(self, store: Store) -> None:
         granted(store.acquire(call("a")))
         for mine, label in ((call("b", 3000), "supplier 7"), (call("c", 2000), "another")):
-            labelled = replace(mine, facts=replace(mine.facts, label=label))
+            labelled = replace(mine, label=label)
             assert succeed(store, labelled, "rerun", "shop.other") == "b"
 
         assert succeed(store, call("d", 2000), "rerun") is None

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Done, Facts, Grant, Marked, Renewal
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Done, Grant, Marked, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
@@ -41,8 +41,8 @@ MANY = 450
 
 def message(task_id: str, published: float = 0.0, token: str = "", **more: Any) -> Claim:
     """The claim of a call that waits in the broker; published so many seconds after 2020."""
-    facts = Facts(task_id=task_id, published=round((1_577_836_800 + published) * 1_000_000))
-    return Claim(KEY, token or f"of-{task_id}", 30.0, facts=facts, turn_for=LASTS, **more)
+    at = round((1_577_836_800 + published) * 1_000_000)
+    return Claim(KEY, token or f"of-{task_id}", 30.0, task_id=task_id, published=at, turn_for=LASTS, **more)
 
 
 def turn_of(store: Store, task_id: str, published: float = 0.0) -> Claim:
@@ -82,7 +82,7 @@ class Turns(Contract):
                 store.release(holder, None)
                 until(lambda: _called(heard) - {*served}, "the next one is called")
                 (name,) = _called(heard) - {*served}
-                (holder,) = [each for each in calls if each.facts.task_id == name]
+                (holder,) = [each for each in calls if each.task_id == name]
                 granted(store.acquire(holder))
                 served.append(name)
                 calls.remove(holder)
@@ -118,7 +118,7 @@ class Turns(Contract):
         with listening(store, "first") as heard, Waiter(store, claim("w", task_id="second")) as waiter:
             queued(waiter.ask())
             store.release(claim("a"), 1)
-            until(lambda: first.facts.task_id in _called(heard), "it is called")
+            until(lambda: first.task_id in _called(heard), "it is called")
             queued(waiter.ask())
             granted(store.acquire(first))
             store.release(first, 1)
@@ -188,7 +188,7 @@ class Turns(Contract):
         with listening(store, "on its way") as heard:
             self.pass_time(ON_ITS_WAY + 1)
             assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
-            until(lambda: on_its_way.facts.task_id in _called(heard), "it is called")
+            until(lambda: on_its_way.task_id in _called(heard), "it is called")
         # It listens no longer, because it comes.
         assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
         granted(store.acquire(on_its_way))
@@ -202,10 +202,10 @@ class Turns(Contract):
         lives = turn_of(store, "lives")
         with listening(store, "lives") as heard:
             store.release(claim("a"), 1)
-            until(lambda: lives.facts.task_id in _called(heard), "it is called")
+            until(lambda: lives.task_id in _called(heard), "it is called")
 
         granted(store.acquire(lives))
-        assert line_of(store) == [each.facts.task_id for each in dead]
+        assert line_of(store) == [each.task_id for each in dead]
         self.pass_time(LASTS)
         store.release(lives, 1)
         self.nothing_is_left(store)
@@ -236,12 +236,12 @@ class Turns(Contract):
         store.acquire(claim("a"))
         calls = [turn_of(store, str(number)) for number in range(150)]
         for each in calls:
-            store.unmark(KEY, each.facts.task_id)
+            store.unmark(KEY, each.task_id)
         assert line_of(store) == []
         for each in (*calls[40::-1], *calls[100:], *calls[41:100]):
             assert refused(store.acquire(each)).rank == each.rank
 
-        assert line_of(store) == [each.facts.task_id for each in calls]
+        assert line_of(store) == [each.task_id for each in calls]
 
     def test_the_first_of_a_long_line_stays_the_first_as_a_call_comes_back_behind_it(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -302,7 +302,7 @@ class Turns(Contract):
         with listening(store, "busy", "other") as heard:
             released_at = clock()
             store.release(claim("a"), 1)
-            until(lambda: busy.facts.task_id in _called(heard), "it is called")
+            until(lambda: busy.task_id in _called(heard), "it is called")
             # A machine that stands still meanwhile has passed it over.
             assert not store.look(other).comes or clock() > released_at + WOKEN - CLOCKS_DIFFER_BY
             self.pass_time(WOKEN + 0.1)
@@ -314,12 +314,12 @@ class Turns(Contract):
         store.acquire(claim("a"))
         busy = [turn_of(store, f"busy {number}") for number in range(6)]
         free, last = turn_of(store, "free"), turn_of(store, "last")
-        names = [each.facts.task_id for each in (*busy, free, last)]
+        names = [each.task_id for each in (*busy, free, last)]
         with listening(store, *names) as heard:
             store.release(claim("a"), 1)
             until(lambda: len(_called(heard)) == 1, "the first is called")
             for called in (3, 7):
-                assert free.facts.task_id not in _called(heard)
+                assert free.task_id not in _called(heard)
                 # Whoever is not called yet looks as soon as the first should have come.
                 place = store.look(last)
                 assert (place.comes, place.is_near) == (False, True)
@@ -328,7 +328,7 @@ class Turns(Contract):
                 store.look(last)
                 until(lambda most=called: len(_called(heard)) == most, "twice as many are called")
 
-            assert free.facts.task_id in _called(heard)
+            assert free.task_id in _called(heard)
         assert len(line_of(store)) == len(names)
 
     def test_only_the_next_few_are_near(self, store: Store) -> None:
