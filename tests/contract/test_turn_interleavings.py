@@ -107,6 +107,8 @@ class World:
     def _look(self, call: Call) -> None:
         """Its worker knows its key, so a newcomer has a turn before its run has asked."""
         answer = self.store.look(call.claim)
+        # A message that was called may be delivered again, and then waits again.
+        call.called_at = -1.0
         if isinstance(answer, Conflict):
             assert self._in_line() or any(each.holds for each in self.calls), f"{call.name} waits for nobody"
             call.refused_at, call.claim = self.now, replace(call.claim, rank=answer.rank)
