@@ -1,6 +1,7 @@
 """A worker that has lost its broker expects the messages of what it runs once more."""
 
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from celery.worker import state
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.runs.message import HEADER
 from celery_singleton_lock.stores.records import Ending
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import LostConnection
@@ -75,3 +77,24 @@ def test_a_worker_in_which_no_message_waits_does_nothing_with_its_timer(kind: An
     assert not timer.queue
     messages.stop()
     assert not timer.queue
+
+
+def test_a_message_that_comes_again_after_it_has_left_the_timer_was_not_delivered_twice(another: Celery) -> None:
+    (request,) = running(another, 1)
+    request._request_dict[HEADER] = {**request._notes().header(), "rank": 1, "task_id": request.id}
+    timer, gone = timer2.Schedule(), list[Any]()
+    messages = WaitingMessages(SimpleNamespace(timer=timer, hub=None, pool=None, call_soon=None))
+    messages.start()
+
+    # The timer keeps a cancelled entry until its time.
+    for _ in range(2):
+        entry = messages.call_at(time.monotonic() + 60, gone.append, (request,))
+        entry.fun(request)
+
+    assert gone == [request] * 2
+    assert not request._notes().is_copy
+    messages.call_at(time.monotonic() + 60, gone.append, (request,))
+    messages.call_at(time.monotonic() + 60, gone.append, (request,))
+    assert request._notes().is_copy
+    messages.stop()
+    state.active_requests.discard(request)
