@@ -13,7 +13,7 @@ from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import ACQUIRE_BOUND, RELEASED, Renewal
-from celery_singleton_lock.stores.redis import encoding, packed
+from celery_singleton_lock.stores.redis import packed
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Waiter
@@ -36,14 +36,6 @@ def test_a_database_is_the_same_however_it_is_named(valkey: Server) -> None:
     assert seen[0] == seen[1] == seen[2]
     assert seen[3] == seen[4] == seen[5]
     assert not seen[0] & seen[3]
-
-
-def test_calls_that_expire_push_out_no_pieces_of_the_usual_commands() -> None:
-    kept = encoding._usual_acquire.cache_info().currsize
-    for number in range(300):
-        encoding.packed_acquire(replace(MINE, task_id="mine", queued_for=number + 0.123))
-
-    assert encoding._usual_acquire.cache_info().currsize == kept
 
 
 @pytest.fixture
