@@ -113,7 +113,7 @@ class Store:
 
         A message with `turn_for` but no `rank` takes a turn, unless a place is free.
         """
-        command = encoding.packed_acquire(claim, looks=True)
+        command = encoding.ACQUIRE.on(claim.key, *encoding.acquire_arguments(claim, looks=True))
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
