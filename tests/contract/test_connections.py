@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 from redis.exceptions import ResponseError
@@ -97,6 +98,28 @@ def test_after_a_refusal_no_reply_is_left_in_the_connection(valkey: Server) -> N
 
         assert sum(each["name"] == "refused" for each in client.client_list()) == 1
     store.close()
+
+
+def test_a_large_reply_is_read_in_a_few_steps(valkey: Server) -> None:
+    with closing(Store(valkey.url, {})) as store:
+        store.call("HSET", KEY, "large", "x" * 100_000)
+        (link,) = store.servers._idle
+        link._socket = Mock(wraps=link._socket)
+
+        assert len(store.fields(KEY)["large"]) == 100_000
+        assert link._socket.recv.call_count < 30
+
+
+def test_a_key_of_another_program_among_many_is_found_in_a_few_requests(valkey: Server) -> None:
+    keys = [f"singleton:v3:{{shop.tasks.sync:{number}}}" for number in range(64)]
+    with closing(Store(valkey.url, {})) as store, valkey.client() as client:
+        client.set(keys[40], "theirs")
+        with patch.object(store.servers, "call", wraps=store.servers.call) as asked:
+            states = store.survey(keys, tolerant=True)
+
+        assert [state.key for state in states] == keys
+        assert [state.key for state in states if state.problem] == [keys[40]]
+        assert asked.call_count < 20
 
 
 def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -> None:

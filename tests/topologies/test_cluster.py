@@ -3,10 +3,12 @@
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Grant, Release, Renewal
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
@@ -80,6 +82,19 @@ def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store
         assert holder.expires_in > leases.TTL - 1, stage
         assert granted(store.acquire(mine)).fence == fence, stage
     assert store.release(mine, 1) == RELEASED
+
+
+def test_many_leases_beside_a_key_that_has_moved_are_renewed_in_a_few_requests(cluster: Cluster, store: Store) -> None:
+    claims, move = [claim_of(number) for number in range(96)], Move(cluster, key_of(0))
+    for claim in claims:
+        store.acquire(claim)
+    for stage in STAGES[:3]:
+        move.go_on_to(stage)
+        with patch.object(Connections, "call", autospec=True, side_effect=Connections.call) as called:
+            assert store.renew(claims, 5.0) == [Renewal.RENEWED] * 96, stage
+
+    assert called.call_count < 24
+    move.go_on_to(STAGES[3])
 
 
 def granted(answer: object) -> Grant:

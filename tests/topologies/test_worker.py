@@ -27,10 +27,12 @@ def record(valkey: Server) -> dict[str, str]:
 
 @pytest.fixture
 def environment(of_each_topology: Topology, valkey: Server, record: dict[str, str]) -> dict[str, str]:
+    # A failover on a machine that stands still takes longer than a usual ttl, and the lease would be lost.
+    lasting = {"TEST_TTL": "120", **record}
     if isinstance(of_each_topology, Cluster):
-        return {"TEST_BROKER": valkey.url, "TEST_LOCKS": of_each_topology.url, **record}
+        return {"TEST_BROKER": valkey.url, "TEST_LOCKS": of_each_topology.url, **lasting}
     # As Celery reads it: each part with its scheme, the name of the master elsewhere.
-    return {"TEST_BROKER": ";".join(f"sentinel://{host}" for host in of_each_topology.hosts), **record}
+    return {"TEST_BROKER": ";".join(f"sentinel://{host}" for host in of_each_topology.hosts), **lasting}
 
 
 def wait_for(result: Any) -> None:

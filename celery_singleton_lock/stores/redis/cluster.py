@@ -91,7 +91,6 @@ class Cluster(NodeConnections):
 
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
         """Run a script in one round trip to each server that has keys of *inputs*."""
-        one_by_one = super().run
         replies: dict[int, Any] = {}
         groups: dict[Address, list[int]] = {}
         for number, (key, _) in enumerate(inputs):
@@ -101,8 +100,13 @@ class Cluster(NodeConnections):
             try:
                 answers = self.at(node).run(script, own, until, replicas)
             except exceptions.AskError:
-                # Some slots have moved, or are moving.
-                answers = [one_by_one(script, [each], until, replicas)[0] for each in own]
+                # Some slots have moved, or are moving. Halves find them in a few requests.
+                middle = len(own) // 2
+                if middle:
+                    halves = own[:middle], own[middle:]
+                    answers = [each for half in halves for each in self.run(script, half, until, replicas)]
+                else:
+                    answers = super().run(script, own, until, replicas)
             replies.update(zip(group, answers, strict=True))
         return [replies[number] for number in range(len(inputs))]
 

@@ -49,7 +49,8 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 # For WAIT: less than `REPLY_TIMEOUT`, so that its answer is read in time.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
-_RECEIVED_AT_ONCE = 448  # bytes; Python allocates an object of more than 512 in a slower way
+_USUAL_REPLY = 448  # bytes; Python allocates an object of more than 512 in a slower way
+_LARGE_REPLY = 65536  # bytes; in steps of the usual reply it would take twice the time
 
 Address = tuple[str, int]
 
@@ -76,11 +77,12 @@ class Link:
     def exchange(self, commands: Sequence[bytes], until: float) -> list[Any]:
         """Send, and return the replies. The first refusal is raised once all replies were read."""
         if len(commands) == 1 and self._reader is not None and until - clock() >= REPLY_TIMEOUT:
-            reply = _NOT_YET
+            reply, at_once = _NOT_YET, _USUAL_REPLY
             try:
                 self._socket.sendall(commands[0])
                 while reply is _NOT_YET:
-                    received = self._socket.recv(_RECEIVED_AT_ONCE)
+                    received = self._socket.recv(at_once)
+                    at_once = _LARGE_REPLY
                     if not received:
                         raise exceptions.ConnectionError("Connection closed by server.")
                     self._reader.feed(received)

@@ -15,7 +15,7 @@ from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
 from celery_singleton_lock.stores.redis import Input, encoding, packed
-from celery_singleton_lock.stores.redis.answers import Part, is_passing
+from celery_singleton_lock.stores.redis.answers import Part, is_passing, problem_of
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
@@ -132,11 +132,12 @@ class Store:
         inputs = list[Input](encoding.renewals_of(claims, self._renewals_per_script))
         try:
             return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
-        except exceptions.ClusterCrossSlotError:
-            # A plain URL may hide a cluster, which refuses keys of several slots in one script.
-            self._renewals_per_script = 1
-            if len(inputs) == len(claims):
+        except exceptions.ResponseError as error:
+            # A plain URL may hide a cluster, which refuses keys of several slots in one script. By text: before 6.0,
+            # redis-py has a class for this error only in its client for clusters.
+            if "CROSSSLOT" not in problem_of(error).upper() or len(inputs) == len(claims):
                 raise
+            self._renewals_per_script = 1
         return self.renew_once(claims, until)
 
     def release(
@@ -271,8 +272,11 @@ class Store:
             except exceptions.ResponseError as error:
                 if not tolerant:
                     raise
-                one_by_one = [look([key], until)[0] for key in keys if len(keys) > 1]
-                return one_by_one or [encoding.foreign(keys[0], error)]
+                if len(keys) == 1:
+                    return [encoding.foreign(keys[0], error)]
+            # Halves find the key in a few requests, each with a bound of its own: the server may be far away.
+            middle = len(keys) // 2
+            return [each for half in (keys[:middle], keys[middle:]) for each in look(half, clock() + RELEASE_BOUND)]
 
         states: list[LockState] = self.servers.part.persist(partial(look, keys), RELEASE_BOUND)[0] if keys else []
         return states
