@@ -117,9 +117,14 @@ class Counters:
                 log.info("lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        for (store, start, what, task, label), waiting in list(self._events.items()):
+        for group, waiting in list(self._events.items()):
+            if not waiting:
+                # No such event has come since the last flush. If the group stayed, its store would live for ever.
+                self._events.pop(group, None)
+            # Take afterwards: another thread may have added an event meanwhile.
             if not (values := _taken_from(waiting)):
                 continue
+            store, start, what, task, label = group
             sums = self._unsent.setdefault((store, hash_of(start)), Counter())
             # A lone surrogate cannot be sent.
             name = task.encode(errors="replace").decode()
