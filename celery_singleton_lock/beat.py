@@ -16,7 +16,7 @@ from uuid import NAMESPACE_OID, uuid5
 from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import schedstate
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import maybe_make_aware, timezone
 
 from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import LockHeld, StoreError
@@ -134,7 +134,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._known[entry.name] = sent
         if self._reserved is not None and self._reserved.name == entry.name:
             # Celery read the clock earlier: an heir, which knows only `sent`, would compute other due times and ids.
-            self._reserved.last_run_at = _moment(sent.sent)
+            self._reserved.last_run_at = _last_run_of(self._reserved, sent.sent)
         try:
             self._record(sent)
         except StoreError as error:
@@ -192,7 +192,7 @@ class SingletonSchedulerMixin(Scheduler):
             last = now
             self._known[slot.entry] = Slot(slot.entry, now, self._fence, sent=now)
             self._record(self._known[slot.entry])
-        return _moment(last)
+        return _last_run_of(entry, last)
 
     def _leads(self) -> bool:
         if self._lease is not None and self._lease.remaining() > 0:
@@ -278,7 +278,7 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
 
 def _due_of(entry: Any) -> datetime:
     schedule = _clone(entry.schedule)
-    last = maybe_make_aware(entry.last_run_at).astimezone(UTC)
+    last = _last_run_of(entry, _microseconds(entry.last_run_at))
     if hasattr(schedule, "remaining_delta"):
         start, delta, _ = schedule.remaining_delta(last)
         due: datetime = start + delta
@@ -286,6 +286,13 @@ def _due_of(entry: Any) -> datetime:
         schedule.nowfun = lambda: last
         due = last + schedule.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
+
+
+def _last_run_of(entry: Any, microseconds: int) -> datetime:
+    # Before Celery 5.7, a crontab counts in the zone of its last run, and an interval in a zone with summer time may be
+    # an hour too long or too short.
+    zone = timezone.get_timezone(entry.schedule.tz) if hasattr(entry.schedule, "remaining_delta") else UTC
+    return _moment(microseconds).astimezone(zone)
 
 
 def _clone(original: Any) -> Any:

@@ -30,7 +30,7 @@ class Log(logging.Filter):
         super().__init__()
         self._labels: dict[str, str] = {}
 
-    def note_label(self, task_id: str, label: str | None) -> None:
+    def remember_label(self, task_id: str, label: str | None) -> None:
         """Show the label in each later line about this call, if an app wants labels in the log."""
         if label and self.shows_labels:
             if len(self._labels) >= _MOST_LABELS:
@@ -74,7 +74,7 @@ class Log(logging.Filter):
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
         """Report a holder that ended without a release, and what is *known* of its end."""
-        self.note_label(died.task_id or "", died.label)
+        self.remember_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
         self.warning("lock.holder_died", known, key=key, **who)
 

@@ -19,7 +19,7 @@ from celery_singleton_lock.definition.keys import are_plain, label_of
 from celery_singleton_lock.definition.options import LockOptions
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError, StoreRefused
-from celery_singleton_lock.leases.counters import count, note
+from celery_singleton_lock.leases.counters import count, record
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import endings, message
 from celery_singleton_lock.runs.run import ASKING, Run
@@ -291,7 +291,7 @@ class _QueuedCall:
         outcome = "raised" if policy == "raise" and not self.sent else "published"
         write("lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
         count(self.store, self.key, "unanswered", self.task.name, policy)
-        note(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))
+        record(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))
         if outcome == "raised":
             raise error
 
@@ -333,7 +333,7 @@ class _QueuedCall:
         count(self.store, self.key, "conflicts", name, "unpublished")
         # An id that was made here is not reported: the caller has never seen it.
         call = _facts_of(self.task_id if self.has_own_id else "", self.label)
-        note(self.store, self.key, "conflict", "unpublished", name, call, found.task_id)
+        record(self.store, self.key, "conflict", "unpublished", name, call, found.task_id)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=found, outcome="unpublished")
         if self.wanted.on_conflict == "raise" or found.task_id is None:
             raise found.refusal

@@ -305,7 +305,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
         # Without `headers`, Celery treats each name that it does not know as a header, and publishes it with a retry.
-        return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
+        return Context(*args, **{**vars(outer), "headers": outer.headers or {}, **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Release what is still held if the release in `__call__` has failed."""

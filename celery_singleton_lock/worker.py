@@ -240,7 +240,7 @@ class SingletonRequest(Request):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
             log.tell_of_death(lease.key, named, "its pool process died while it held the lock")
-            counters.note(lease.store, lease.key, "holder_died", "", self.task.name, died)
+            counters.record(lease.store, lease.key, "holder_died", "", self.task.name, died)
             counters.count(lease.store, lease.key, "holder_died", self.task.name)
         if is_lost and lease.lost_reason is None:
             lease.report_lost(lost or "expired")

@@ -157,7 +157,7 @@ def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     counters._events.clear()
     counters._unsent.clear()
-    counters._noted.clear()
+    counters._recorded.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -368,5 +368,5 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
         why = f"{type(error).__name__}: {error}"
         log.warning("lock.label_failed", "lock_label fails for this call (%.200s)", why, key=key, task_id=task_id)
         return ""
-    log.note_label(task_id, label)
+    log.remember_label(task_id, label)
     return label

@@ -20,7 +20,7 @@ from celery_singleton_lock.stores.redis.store import Store
 _EVERY = 5.0
 _BOUND = 1.0
 # Beyond these the oldest are dropped, if a store is silent.
-_MOST_EVENTS, _MOST_NOTED = 100_000, 1_000
+_MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
 """The start of each event in the history. Its hash has one other field, `last`: a number."""
 # Outcomes that are not in the history, because the call goes on, or was a copy of another delivery.
@@ -56,7 +56,7 @@ class Counters:
         self._pid = os.getpid()
         # Grouped, because a busy process counts the same few events thousands of times.
         self._events = defaultdict[tuple[Store, str, What, str, str], deque[float]](partial(deque, maxlen=_MOST_EVENTS))
-        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
+        self._recorded: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_RECORDED)
         # For each key of a store a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
         self._will_flush = False
@@ -71,17 +71,17 @@ class Counters:
         if not self._will_flush:
             self._flush_later()
 
-    def note(
+    def record(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Note an event for the history; *holder* is the task id of the call in the way."""
+        """Record an event for the history; *holder* is the task id of the call in the way."""
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
         self.ensure_own()
         at = datetime.now(UTC).isoformat(timespec="microseconds")
         what = {"at": at, "event": event, "outcome": outcome, "key": key, "task_name": task}
         facts = {"task_id": call.task_id, "hostname": call.hostname, "pid": call.pid, "label": call.label}
-        self._noted.append((store, key, what | facts | {"holder_task_id": holder}))
+        self._recorded.append((store, key, what | facts | {"holder_task_id": holder}))
         if not self._will_flush:
             self._flush_later()
 
@@ -100,7 +100,7 @@ class Counters:
                 self._send()
             finally:
                 self._will_flush = False
-                if self._unsent or any(self._events.values()) or self._noted:
+                if self._unsent or any(self._events.values()) or self._recorded:
                     self._flush_later()
 
     def _send(self) -> None:
@@ -117,9 +117,14 @@ class Counters:
                 log.info("lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        for (store, start, what, task, label), waiting in list(self._events.items()):
+        for group, waiting in list(self._events.items()):
+            if not waiting:
+                # No such event has come since the last flush. If the group stayed, its store would live for ever.
+                self._events.pop(group, None)
+            # Take afterwards: another thread may have added an event meanwhile.
             if not (values := _taken_from(waiting)):
                 continue
+            store, start, what, task, label = group
             sums = self._unsent.setdefault((store, hash_of(start)), Counter())
             # A lone surrogate cannot be sent.
             name = task.encode(errors="replace").decode()
@@ -131,7 +136,7 @@ class Counters:
                     sums[f"{histogram}:{BUCKETS[index]}:{name}"] += number
                 if microseconds := round(sum(values) * 1_000_000):
                     sums[f"{histogram}:sum:{name}"] += microseconds
-        for store, key, entry in _taken_from(self._noted):
+        for store, key, entry in _taken_from(self._recorded):
             texts = self._unsent.setdefault((store, hash_of(key, "history")), deque(maxlen=store.history))
             texts.append(json.dumps({name: value or None for name, value in entry.items()}))
 
@@ -142,7 +147,7 @@ def _taken_from(events: deque[Any]) -> list[Any]:
 
 
 counters = Counters()
-note = counters.note
+record = counters.record
 
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:

@@ -15,7 +15,7 @@ from weakref import ref
 from celery_singleton_lock import errors, signals
 from celery_singleton_lock.leases import heartbeat
 from celery_singleton_lock.leases.background import PendingRelease, background
-from celery_singleton_lock.leases.counters import count, counters, note
+from celery_singleton_lock.leases.counters import count, counters, record
 from celery_singleton_lock.leases.heartbeat import RenewalThread, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.line import bell, pause_after, pause_before
@@ -212,7 +212,7 @@ class Holding:
         if (died := grant.died) is not None:
             died_task = died.task_name or self.task_name
             log.tell_of_death(self.key, died, _RAN_OUT)
-            note(self.store, self.key, "holder_died", "", died_task, died)
+            record(self.store, self.key, "holder_died", "", died_task, died)
             count(self.store, self.key, "holder_died", died_task)
             count(self.store, self.key, "taken_over", self.task_name)
         # A task has logged that it waits, a `Lock` has not.
@@ -292,7 +292,7 @@ class Holding:
         finally:
             if self._sender is not None:
                 count(self.store, self.key, "lost", self.task_name, reason)
-                note(self.store, self.key, "lost", reason, self.task_name, self.claim)
+                record(self.store, self.key, "lost", reason, self.task_name, self.claim)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
             write = log.info if reason in errors.REASONS_TO_STOP else log.error

@@ -9,7 +9,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.definition.options import broker_delays
 from celery_singleton_lock.definition.settings import limits_of_worker
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.counters import count, note
+from celery_singleton_lock.leases.counters import count, record
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Ended, Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import has_copies, publish_again
@@ -221,7 +221,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
     log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
-        note(run.store, run.key, "conflict", outcome, run.task.name, run.claim, holder.task_id)
+        record(run.store, run.key, "conflict", outcome, run.task.name, run.claim, holder.task_id)
     signals.lock_conflict.send(sender=run.task, key=run.key, holder=holder, outcome=outcome)
     # The event is not named `task-...`: a monitor would take that for a state of the task.
     run.send_event("lock-conflict", key=run.key, holder=holder.task_id, outcome=outcome)
@@ -243,7 +243,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     write("lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     if not was_told_before:
-        note(run.store, run.key, "unanswered", outcome, run.task.name, run.claim)
+        record(run.store, run.key, "unanswered", outcome, run.task.name, run.claim)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         return UNLOCKED

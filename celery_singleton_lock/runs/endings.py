@@ -35,7 +35,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
         reason: `skipped` (the other call holds the key), `superseded` (the other call runs instead), `replaced` (the
-            other call has taken over), `broken` (a person has asked this call to end), `joined` (the other call, which
+            other call has taken over), `broken` (a person has asked this call to stop), `joined` (the other call, which
             this one had joined, was revoked), `unpublished` (the other call stands for this one), or `unanswered`
             (Redis gave no answer).
     """

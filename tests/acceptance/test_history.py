@@ -99,7 +99,7 @@ def test_people_read_the_newest_first_and_of_one_lock(app: Celery) -> None:
 
 def test_text_of_any_kind_reaches_no_terminal(app: Celery) -> None:
     skip(app, "\x1b[31mid\n")
-    counters.note(
+    counters.record(
         store_of(app), "singleton:v3:{half:0}", "lost", "expired", "half", Facts(task_id="\udc80", label=EVIL)
     )
     counters.flush()

@@ -121,7 +121,7 @@ def test_the_first_line_says_whether_the_locks_are_well(reader: Visitor, store: 
     key = tasks.skipped.lock_key_for("k")
     facts = Facts(task_id="id-1", hostname="w1@web", pid=7)
     for event, outcome in (("conflict", "skipped"), ("lost", "replaced"), ("lost", "expired"), ("lost", "expired")):
-        counters.note(store, key, event, outcome, tasks.skipped.name, facts)
+        counters.record(store, key, event, outcome, tasks.skipped.name, facts)
     counters.flush()
     store.mark_queued(key, "id-q", 1800.0, limit=0, cooldown=0.0)
     page = Visitor(application(tasks.app)).get().body

@@ -140,7 +140,7 @@ def visit_admin() -> Any:
 
     all_of = Visitors()
     skipped = Facts(task_id="the-skipped", label=EVIL)
-    counters.note(all_of.store, all_of.held.key, "conflict", "skipped", "shop.import", skipped, "the-holder")
+    counters.record(all_of.store, all_of.held.key, "conflict", "skipped", "shop.import", skipped, "the-holder")
     counters.flush()
     visitors = {
         "stranger": Client(),

@@ -238,6 +238,24 @@ def test_a_crontab_that_is_new_in_the_hour_that_comes_twice_is_not_sent_at_once(
     beat.close()
 
 
+def test_a_crontab_counts_in_the_zone_of_its_app(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    midnight = datetime(2026, 7, 2, tzinfo=UTC)
+    now = midnight - timedelta(seconds=30)
+    monkeypatch.setattr(Celery, "now", lambda app: now.astimezone(app.timezone))
+    monkeypatch.setattr(time, "time_ns", lambda: int(now.timestamp()) * 1_000_000_000)
+    beat = beat_of(valkey.url, timezone="Asia/Tokyo")
+    entry = {"schedule": crontab(hour="9", minute="0", app=beat.app), "task": "daily"}
+    beat.add(name="daily", **entry)
+
+    assert not beat.sends()
+    now = midnight + timedelta(seconds=1)
+    assert beat.sends()
+
+    assert slots_of(beat, valkey)["daily"].due == midnight.timestamp() * 1_000_000
+    assert beat.schedule["daily"].is_due() == schedstate(is_due=False, next=24 * 3600 - 1)
+    beat.close()
+
+
 def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server) -> None:
     every, sent = 3.0, list[str]()
 

@@ -85,8 +85,8 @@ def shop(valkey: Store) -> Iterator[Celery]:
     store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 2980.0, limit=0, cooldown=0.0, queue="search")
     store.mark_queued(key("rebuild_index", 2), ids(0x4B55D0B), 3720.0, limit=0, cooldown=0.0, queue="search")
     refused = Facts(task_id=ids(0x61E3), hostname="w1@web", pid=14590, label="supplier 7")
-    counters.note(store, key("import_catalogue", 7), *SKIPPED, refused, ids(0x358E5B))
-    counters.note(store, key("charge", 3), *DIED, Facts(task_id=ids(0x9EF6), hostname="w3@web", label="order 3"))
+    counters.record(store, key("import_catalogue", 7), *SKIPPED, refused, ids(0x358E5B))
+    counters.record(store, key("charge", 3), *DIED, Facts(task_id=ids(0x9EF6), hostname="w3@web", label="order 3"))
     counters.flush()
     refused_at = time.time_ns() // 1000 - 192_000_000
     waits = Claim(key("import_catalogue", 7), "w", 30.0, task_id=ids(0x6D2EA5), hostname="w2@web", pid=14601)

@@ -12,6 +12,7 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
+from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server
@@ -110,6 +111,20 @@ def test_nothing_is_left_whatever_happens(app: Celery, task: Any, url: str | Non
     with hold(task), pytest.raises(TaskRevokedError):
         task.delay().get()
     assert task.lock_holders() == []
+
+
+def test_a_store_whose_counts_were_sent_is_forgotten(app: Celery, task: Any) -> None:
+    """Each test of a suite may have a store, with all that its locks have left in it."""
+    with memory_store(app) as store:
+        count(store, task.lock_key_for(), "late", task.name)
+    earlier = ref(store)
+    del store
+
+    counters.flush()
+    counters.flush()
+
+    gc.collect()
+    assert earlier() is None
 
 
 @pytest.fixture(params=["memory", *SERVERS])

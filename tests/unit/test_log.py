@@ -74,7 +74,7 @@ def test_values_are_whole_and_the_line_is_one(
     formatter: str, written: StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(log, "shows_labels", True)
-    log.note_label("a\n1", "supplier\n\x1b7")
+    log.remember_label("a\n1", "supplier\n\x1b7")
 
     error = OSError("no\nanswer\x1b")
     log.write(logging.WARNING, "lock.late", "%s", error, key="k", task_id="a\n1", late=1.2345, leases=2)

@@ -135,6 +135,14 @@ def test_headers_that_another_hides_are_requeued(app: Celery, task: Any, nested:
     assert task.AsyncResult(came.headers["id"]).get(timeout=5) == "ran"
 
 
+def test_an_item_of_a_map_can_hand_on_its_headers(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def item(self: Any, _: int) -> Any:
+        return self.request.headers
+
+    assert item.map([1]).apply().get() == [{}]
+
+
 @pytest.mark.parametrize("before", ["", "0." * 28, "1.0." * 14], ids=["as it is", "delayed by RabbitMQ", "long"])
 def test_it_goes_back_to_the_queue_it_came_by(app: Celery, task: Any, before: str) -> None:
     native = app.conf.task_default_queue.replace("celery", "native")

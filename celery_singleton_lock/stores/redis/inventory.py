@@ -79,7 +79,7 @@ class Inventory:
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[Sequence[Holder], list[str]]:
-        """Ask the holders with these tokens to end. They hear of it, and *by* whom, at their next renewal.
+        """Ask the holders with these tokens to stop. They hear of it, and *by* whom, at their next renewal.
 
         *marks* ends marks and cool-downs, too. *force* frees the places at once, although bodies may still run. Returns
         the holders that were found, and the marks that have ended.
