@@ -30,6 +30,7 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import policies, run
+from celery_singleton_lock.runs.endings import until_expired
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_of, way_of
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
@@ -153,7 +154,8 @@ class WaitingMessages(StartStopStep):
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
             # If its countdown has ended meanwhile, it would leave the line, and ask in no order with the others.
-            at = max(at, now + _ASKS_AFTER)
+            left = min(one.timeout, until_expired(args[0].task, args[0].expires))
+            at = max(at, now + min(_ASKS_AFTER, left))
         waiting.entry = self._timer.call_at(at, partial(self._go, waiting), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
