@@ -12,6 +12,8 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
+from celery_singleton_lock.leases import heartbeat
+from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server
@@ -143,6 +145,17 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
         waiter.join(20)
 
     assert got == [True]
+
+
+def test_a_store_lives_no_longer_than_its_block(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "LINGERS", 0.05)
+    with memory_store(app) as store, Lock("stock", app=app):
+        pass
+    known = ref(store)
+    del store
+    counters.flush()
+
+    until(lambda: gc.collect() is not None and known() is None, "it is forgotten")
 
 
 def test_every_lock_is_in_memory_whatever_its_url(app: Celery) -> None:
