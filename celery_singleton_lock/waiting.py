@@ -30,6 +30,7 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import policies, run
+from celery_singleton_lock.runs.endings import until_expired
 from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_of, way_of
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
@@ -67,7 +68,7 @@ class Waiting(InLine):
 
     def is_expected(self) -> bool:
         # The last call that went to the pool has yet to ask for the place that looks free.
-        last = self.messages.last.get(self.claim.key)
+        last = self.messages.last_in_pool.get(self.claim.key)
         # With several places, another may be free.
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
@@ -85,7 +86,7 @@ class WaitingMessages(StartStopStep):
         self._line = Line()
         self.waiting = set[Waiting]()
         # By key, the last call that has gone to the pool.
-        self.last: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
+        self.last_in_pool: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self.woken = deque[Waiting]()
         self._ends: tuple[socket.socket, ...] = ()
@@ -153,7 +154,8 @@ class WaitingMessages(StartStopStep):
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
             # If its countdown has ended meanwhile, it would leave the line, and ask in no order with the others.
-            at = max(at, now + _ASKS_AFTER)
+            left = min(one.timeout, until_expired(args[0].task, args[0].expires))
+            at = max(at, now + min(_ASKS_AFTER, left))
         waiting.entry = self._timer.call_at(at, partial(self._go, waiting), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
@@ -165,7 +167,7 @@ class WaitingMessages(StartStopStep):
             self.waiting.discard(waiting)
             self._line.remove(waiting)
             if isinstance(request := waiting.request, RequestInTurn):
-                self.last[waiting.claim.key] = request
+                self.last_in_pool[waiting.claim.key] = request
                 request.note_turn()
             waiting.go()
 
@@ -185,10 +187,10 @@ class WaitingMessages(StartStopStep):
 
     def meets_others(self, request: "RequestInTurn", key: str) -> bool:
         """Whether calls of its key are in the pool or in line. If not, remember that the request goes to the pool."""
-        last = self.last.get(key)
+        last = self.last_in_pool.get(key)
         if self._ends and ((last is not None and last.is_in_pool) or self._line.has(store_of(request.app), key)):
             return True
-        self.last[key] = request
+        self.last_in_pool[key] = request
         return False
 
     def ring(self) -> None:

@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Literal
 
 from celery_singleton_lock.errors import SingletonLockError
@@ -54,8 +53,7 @@ class Counters:
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
-        # Grouped, because a busy process counts the same few events thousands of times.
-        self._events = defaultdict[tuple[Store, str, What, str, str], deque[float]](partial(deque, maxlen=_MOST_EVENTS))
+        self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._recorded: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_RECORDED)
         # For each key of a store a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
@@ -67,7 +65,7 @@ class Counters:
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
-        self._events[store, key.partition("{")[0], what, task, label].append(value)
+        self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
             self._flush_later()
 
@@ -100,7 +98,7 @@ class Counters:
                 self._send()
             finally:
                 self._will_flush = False
-                if self._unsent or any(self._events.values()) or self._recorded:
+                if self._unsent or self._events or self._recorded:
                     self._flush_later()
 
     def _send(self) -> None:
@@ -117,14 +115,11 @@ class Counters:
                 log.info("lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        for group, waiting in list(self._events.items()):
-            if not waiting:
-                # No such event has come since the last flush. If the group stayed, its store would live for ever.
-                self._events.pop(group, None)
-            # Take afterwards: another thread may have added an event meanwhile.
-            if not (values := _taken_from(waiting)):
-                continue
-            store, start, what, task, label = group
+        # Grouped, because a busy process counts the same few events thousands of times.
+        values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
+        for store, key, what, task, label, value in _taken_from(self._events):
+            values_of[store, key.partition("{")[0], what, task, label].append(value)
+        for (store, start, what, task, label), values in values_of.items():
             sums = self._unsent.setdefault((store, hash_of(start)), Counter())
             # A lone surrogate cannot be sent.
             name = task.encode(errors="replace").decode()

@@ -43,10 +43,11 @@ class RenewalThread(DaemonThread):
         self._address = store.address
         self._greenlet = None
         self._client = store
+        store.on_clock_step = self._report_step
         if patched_by() is not None:
             self._greenlet = Background(lambda: bool(self.watching))
             self._client = store.clone()
-        store.on_clock_step = self._client.on_clock_step = self._report_step
+            self._client.on_clock_step = lambda seconds: self._call(partial(self._report_step, seconds))
         # Weak references: a lease that nobody can release must not be renewed for ever.
         self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -150,7 +151,8 @@ class RenewalThread(DaemonThread):
 
     def _report_step(self, seconds: float) -> None:
         text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-        self._log(log.warning, "lock.clock", text, store=self._address, step=seconds)
+        # Not by `_call`: without leases the greenlet has ended, and whoever asks the store may start others.
+        background.submit(partial(log.warning, "lock.clock", text, store=self._address, step=seconds))
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
         # In the background: a handler of the log may block, and renewals would be late.

@@ -274,11 +274,11 @@ class Holding:
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person's request outranks that of a successor.
             self.lost_reason = reason
-        try:
-            self.go_to(ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST)
-        except RuntimeError:
-            return
-        self.report_lost(reason)
+        state = ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST
+        # It may be asked to stop twice, or be released meanwhile.
+        if state in _LEADS_TO[self.state]:
+            self.state = state
+            self.report_lost(reason)
 
     def report_lost(self, reason: errors.LostReason) -> None:
         # First: otherwise another thread could see the state without its reason. An earlier reason stays.
@@ -332,7 +332,7 @@ class Holding:
         self.is_unanswered = self.state is ASKING
         try:
             # Stop first: the store may grant the key to somebody else before its answer comes.
-            self.stop()
+            self.stop_keeping()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)
         except errors.StoreError as error:
@@ -342,7 +342,7 @@ class Holding:
             self.ending = None if answer.marker == "none" else self.ending
             if answer is UNANSWERED:
                 # A time limit may have interrupted the release above before its end.
-                self.stop()
+                self.stop_keeping()
                 background.submit(self.pending_release())
         if answer.lost is not None and self.was_granted:
             if self.lost_reason is None:
@@ -361,7 +361,7 @@ class Holding:
         part = partial(self.store.part_of, self.key)
         return PendingRelease(part, give_up_at, release, may_arrive=self.is_unanswered)
 
-    def stop(self) -> None:
+    def stop_keeping(self) -> None:
         if self.state is not RELEASED:
             self._stopped_at = clock()
             if self.state is HELD and (late := self.lateness(self._stopped_at)):

@@ -209,7 +209,7 @@ async def release_in_loop(lease: "Holding", *, may_wait: bool = True) -> None:
     requests = _Requests(lease) if may_wait else None
     if lease.let_go():
         # Before the first `await`: otherwise the lease could be released twice.
-        lease.stop()
+        lease.stop_keeping()
         if requests is not None:
             await requests.make(lease.give_back)
         else:

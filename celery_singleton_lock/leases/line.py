@@ -67,8 +67,6 @@ class InLine:
     claim: Claim  # the claim that its run will make
     timeout: float  # seconds that the call waits from its first refusal, by the store's clock
     lock: "_OfOneLock | None" = field(default=None, init=False)  # while it is in line
-    # When a new message first found a place free. It has no turn, so nobody wakes it.
-    found_free_at: float | None = field(default=None, init=False)
 
     @property
     def is_new(self) -> bool:
@@ -91,6 +89,8 @@ class InLine:
 class _OfOneLock:
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message have one channel
     looks_at: float = float("inf")
+    # When new messages first found a place free. They have no turns, so nobody wakes them.
+    found_free: dict[InLine, float] = field(default_factory=dict)
 
     @property
     def all(self) -> list[InLine]:
@@ -98,7 +98,7 @@ class _OfOneLock:
 
     @property
     def first(self) -> list[InLine]:
-        new = (each for each in self.all if each.is_new)
+        new = self.found_free or (each for each in self.all if each.is_new)
         turns = (each for each in self.all if not each.is_new)
         return [*islice(new, 1), *nsmallest(1, turns, key=_rank_of)]
 
@@ -182,6 +182,7 @@ class Line(Background):
             return
         ones = lock.by_channel[one.claim.channel]
         ones.remove(one)
+        lock.found_free.pop(one, None)
         if not ones:
             del lock.by_channel[one.claim.channel]
             one.store.listener.remove(one.claim.channel)
@@ -217,8 +218,8 @@ class Line(Background):
             return _looks_again_in(answer, one.claim, one.store)
         if isinstance(answer, Position):
             if one.is_new and one.is_expected():
-                one.found_free_at = one.found_free_at or clock()
-                return min(_AT_ONCE, max(_SHORTEST, (clock() - one.found_free_at) / 2))
+                waited = clock() - lock.found_free.setdefault(one, clock())
+                return min(_AT_ONCE, max(_SHORTEST, waited / 2))
             has_time = one.is_new or answer.at < one.claim.refused_at + one.timeout * 1_000_000
             if has_time and not answer.comes:
                 return _looks_again_in(answer, one.claim, one.store)
@@ -232,7 +233,9 @@ class Line(Background):
         one.claim.rank = one.claim.refused_at = conflict.rank
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
-        for each in islice((each for each in lock.all if each.is_new and each.found_free_at), 1):
+        lock.found_free.pop(one, None)
+        # No walk along the line, which would cost a crowd of new messages the square of their number.
+        for each in islice(lock.found_free, 1):
             # The place is not free for the next new message, either.
             self.put(partial(self._look, each))
 

@@ -1,5 +1,6 @@
-"""A call with `expires` that a worker has had ends as REVOKED on RabbitMQ, which drops a message whose TTL is over."""
+"""A call with `expires` that a worker has had ends as REVOKED, even if RabbitMQ drops a message whose TTL is over."""
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import APP
+from tests.acceptance.test_line import TASK, heard_by, in_line
 from tests.recorder import Recorder
+from tests.servers import Server
 from tests.waiting import SOON, until
 from tests.workers import workers
 
@@ -75,3 +79,20 @@ def test_a_message_that_a_worker_has_had_outlives_its_expiry_in_a_queue(rabbit: 
                 result.get(timeout=SOON)
         recorder.open_gate("all have expired")
     assert [event for event in recorder.events() if event.facts.get("number") == 2] == []
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_call_that_a_deploy_returns_to_solo_ends_at_its_expiry(valkey: Server) -> None:
+    with TASK.lock_for("k"):
+        with workers(APP, pool="solo") as (old,):
+            expires_at = time.monotonic() + 6
+            (result,) = in_line(1, expires=6)
+            heard_by(valkey, 1)
+            old.send(signal.SIGTERM)
+            old.wait()
+        with workers(APP, pool="solo"):
+            # Ten seconds after its start, a worker would ask by itself.
+            soon = max(expires_at, time.monotonic()) + 4
+            with pytest.raises(TaskRevokedError):
+                result.get(timeout=SOON)
+            assert time.monotonic() < soon

@@ -1,6 +1,8 @@
 """A server whose clock is set: the log says so once, with the size of the step."""
 
 import logging
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -75,3 +77,34 @@ def test_a_step_is_told_once_with_its_size(
     size = float(told.partition("step=")[2].partition(":")[0])
     # The machine may stand still between the two clocks that are compared.
     assert abs(size - float(step)) < 10
+
+
+IDLE = """
+from gevent import monkey; monkey.patch_all()
+import sys, time
+from celery_singleton_lock import Lock
+from celery_singleton_lock.leases import background
+
+background.LINGERS = 0.05
+lock = Lock("stock", url=sys.argv[1])
+with lock:
+    pass
+time.sleep(1)
+print("idle", flush=True)
+input()
+assert lock.acquire(blocking=False) is None
+time.sleep(1)
+"""
+
+
+def test_greenlets_tell_of_a_step_also_while_they_hold_nothing(server: Server, wall_clock: FakeClock) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", IDLE, server.url]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as idle:
+        assert idle.stdout is not None
+        assert idle.stdout.readline() == "idle\n"
+        set_to(server, wall_clock, "+60")
+        with lock_in(server):
+            _, told = idle.communicate("\n", timeout=60)
+    assert told.count("lock.clock") == 1

@@ -4,15 +4,19 @@ import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
 from celery_singleton_lock import Lock
+from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import RELEASED, Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import combined_app as combined
 from tests.contract.asking import Waiter
@@ -193,3 +197,20 @@ def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
     told = f"{seconds:.3f} s in {len(took)} scripts, {statistics.median(took):.3f} ms each, {took[-1]:.3f} at most"
     record_property(f"released past {CROWD} that vanished", told)
     assert statistics.median(took) <= AT_MOST
+
+
+def test_thousands_of_messages_take_their_turns_in_no_time_of_the_main_process() -> None:
+    heard: dict[str, Callable[[str], None]] = {}
+    listener = SimpleNamespace(add=heard.__setitem__, remove=heard.pop, is_refused=False)
+    refusal = Conflict(KEY, (), rank=1, is_near=False)
+    refuses = cast("Store", Mock(listener=listener, look=lambda _: refusal))
+    line, done = Line(), threading.Event()
+    for number in range(5000):
+        line.add(InLine(refuses, claim(f"w{number}", turn_for=600.0), float("inf")))
+    line.submit(lambda: [each("(listening)") for each in heard.values()])
+    began = time.process_time()
+    line.submit(lambda: line.submit(done.set))
+
+    assert done.wait(120)
+    # A walk along the line for each of them takes several seconds.
+    assert time.process_time() - began < 1

@@ -12,7 +12,8 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
-from celery_singleton_lock.leases.counters import count, counters
+from celery_singleton_lock.leases import heartbeat
+from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server
@@ -113,20 +114,6 @@ def test_nothing_is_left_whatever_happens(app: Celery, task: Any, url: str | Non
     assert task.lock_holders() == []
 
 
-def test_a_store_whose_counts_were_sent_is_forgotten(app: Celery, task: Any) -> None:
-    """Each test of a suite may have a store, with all that its locks have left in it."""
-    with memory_store(app) as store:
-        count(store, task.lock_key_for(), "late", task.name)
-    earlier = ref(store)
-    del store
-
-    counters.flush()
-    counters.flush()
-
-    gc.collect()
-    assert earlier() is None
-
-
 @pytest.fixture(params=["memory", *SERVERS])
 def somewhere(request: pytest.FixtureRequest, app: Celery) -> AbstractContextManager[Any]:
     if request.param == "memory":
@@ -158,6 +145,17 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
         waiter.join(20)
 
     assert got == [True]
+
+
+def test_a_store_lives_no_longer_than_its_block(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "LINGERS", 0.05)
+    with memory_store(app) as store, Lock("stock", app=app):
+        pass
+    known = ref(store)
+    del store
+    counters.flush()
+
+    until(lambda: gc.collect() is not None and known() is None, "it is forgotten")
 
 
 def test_every_lock_is_in_memory_whatever_its_url(app: Celery) -> None:
