@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from heapq import heapify
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from celery.app.task import Context
 from celery.bootsteps import StartStopStep
@@ -156,13 +156,14 @@ class WaitingMessages(StartStopStep):
             # If its countdown has ended meanwhile, it would leave the line, and ask in no order with the others.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
-        waiting.entry = self._timer.call_at(at, partial(self._go, waiting), args, priority=priority)
+        # Weak: a cancelled entry stays in the timer until its time, and would keep the message.
+        waiting.entry = self._timer.call_at(at, partial(self._go, ref(waiting)), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
 
-    def _go(self, waiting: Waiting, *_: Any) -> None:
+    def _go(self, known: "ref[Waiting]", *_: Any) -> None:
         """Start the message, unless its turn was woken just as its time came, and it has started."""
-        if waiting in self.waiting:
+        if (waiting := known()) is not None and waiting in self.waiting:
             # A consumer that stops in another thread may forget the message meanwhile.
             self.waiting.discard(waiting)
             self._line.remove(waiting)
@@ -232,12 +233,12 @@ class WaitingMessages(StartStopStep):
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
-            # A cancelled entry stays in the timer until its time, and `inspect scheduled` would show its message.
+            # `inspect scheduled` would show the message of a cancelled entry.
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
         seconds = max(0.0, self._reads_until - time.monotonic())
-        self._timer.call_after(seconds, partial(self._go, waiting), (waiting.request,))
+        self._timer.call_after(seconds, partial(self._go, ref(waiting)), (waiting.request,))
 
     def _drop_cancelled(self) -> None:
         """Drop an event loop's cancelled timer entries once they are half of all."""

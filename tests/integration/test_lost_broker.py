@@ -1,10 +1,12 @@
 """A worker that has lost its broker expects the messages of what it runs once more."""
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from celery import Celery, uuid
@@ -21,6 +23,7 @@ from celery_singleton_lock.stores.records import Ending
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import LostConnection
 from tests.servers import Server
+from tests.waiting import until
 
 
 def running(app: Celery, number: int) -> list[Any]:
@@ -98,3 +101,22 @@ def test_a_message_that_comes_again_after_it_has_left_the_timer_was_not_delivere
     assert request._notes().is_copy
     messages.stop()
     state.active_requests.discard(request)
+
+
+def test_a_timer_keeps_no_message_that_has_started(another: Celery) -> None:
+    (request,) = running(another, 1)
+    request._request_dict[HEADER] = {**request._notes().header(), "rank": 1, "task_id": request.id}
+    state.active_requests.discard(request)
+    messages = WaitingMessages(SimpleNamespace(timer=timer2.Schedule(), hub=None, pool=None, call_soon=None))
+    messages.start()
+    for args in ((request,), (), (), (), ()):
+        messages.call_at(time.monotonic() + 60, bool, args)
+
+    # As its turn comes; one cancelled entry of six is not worth a walk through the timer.
+    messages._go_early(next(iter(messages.waiting)))
+    started = messages.queue[0].entry
+    started()
+    known, request, started.args = ref(request), None, ()
+
+    until(lambda: gc.collect() is not None and known() is None, "it is forgotten")
+    messages.stop()
