@@ -1,13 +1,10 @@
 -- Take a place of a lock, or a turn in its line, or learn who holds the lock.
+-- Times are microseconds by this server's clock. After a lost reply ask again: the same token keeps its grant or its turn.
 --
--- The parts describe the hash of a lock. Times are microseconds by this server's clock. A caller whose reply was lost may ask
--- again: the same token renews its grant, or keeps its turn.
---
--- KEYS[1]  lock key
 -- @argument token
 -- @argument grant           ttl in milliseconds, pid, attempt, publication, words: see `<place>:` in parts/lock.lua
--- @argument words           fields of a `Claim`, durations in milliseconds. `message`: the publication of the message; search
---                           for another delivery of it. `looks`: take a turn for the message, but no place.
+-- @argument words           fields of a `Claim`, durations in milliseconds. `message`: when the message was published; with it,
+--                           the script searches for another delivery. `looks`: take a turn for the message, but no place.
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
 -- @argument name_and_label  see `<place>:n` in parts/lock.lua
@@ -18,7 +15,7 @@
 --          {'looked', now, comes, near, free_in}          `comes`: 1 if the message has to ask for the lock
 --          {'walked', now}                                Many turns are unheard: ask again.
 --          {'held', now, next, rows}                      `next`: task id of the successor, or empty
---                                                         `rows`: holders, or else calls that go before
+--                                                         `rows`: holders, or else calls that go before the caller
 --          {'held', now, next, rows, rank, near, free_in} The caller has a turn.
 --                                                         `near`: 1 if the turn looks again in a few seconds
 --                                                         `free_in`: microseconds until a place is free if nobody renews
@@ -30,7 +27,7 @@ local size = call('HLEN', key)
 -- The words of a look begin with `looks`, and a limit of 0 grants nothing.
 if size == 0 and string.find(words, '^limit=[1-9]') then
   local fence = format('%d', now)
-  -- One write has the whole grant: a server out of memory refuses all of it, or nothing.
+  -- One write has the whole grant, so that a server out of memory refuses the grant as a whole.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
     '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
@@ -81,14 +78,13 @@ local function end_turn_of_former_policy()
   end
 end
 
--- 1. Is another delivery of this message running or done? Every caller reads the done marker, because some brokers mark no
--- redelivery.
+-- 1. Is another delivery running or done? Every caller reads the done marker, because some brokers mark no redelivery.
 local publication = claim.message or published ~= '0' and published
 if publication then
   local marker = 'done:' .. task_id .. ':' .. publication
   local done_attempt, outcome, written_at = read_marker(key, marker)
   if attempt <= done_attempt and (outcome ~= 'ended' or now - written_at < RESULT_GRACE) then
-    -- `ended` keeps its moment: otherwise its grace would begin again with each copy.
+    -- Do not renew an `ended` marker: its grace would begin again with each copy.
     if outcome ~= 'ended' then
       keep_marker(key, marker)
     end
@@ -101,7 +97,7 @@ if claim.message then
       local is_later = attempt > grant_of(key, place.number).attempt
       if not is_cooldown(place.token) then
         if not is_later then
-          -- A server that takes no writes must still answer the copy.
+          -- The copy gets its answer even if the server refuses writes.
           redis.pcall('HSET', key, place.number .. ':c', 1)
         end
         return {'twin', now, '', rows_of_holders(key, {place})}
@@ -152,12 +148,12 @@ if newer then
   return {'held', now, newer.task_id, rows_of_holders(key, places) or rows_of_calls({newer})}
 end
 
--- 4. Do the calls that go before take all free places?
+-- 4. Do the calls that go before the caller take all free places?
 local free, calls_before = limit - taken, {}
 local function yield_to(other)
   calls_before[#calls_before + 1] = other
   if other.who and places_taken_by(other.who) > 1 then
-    -- It takes the whole lock: the caller gets no place.
+    -- The other call takes the whole lock: the caller gets no place.
     free = math.min(free, #calls_before)
   end
   if free > 0 then
@@ -167,9 +163,8 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- A caller that waits in its slot yields to no message, because the slot may be the only one. A successor yields to queued
--- calls and turns, so these do not yield to it: otherwise all would wait. A call yields to no successor that it displaces:
--- otherwise, if calls come often, none would run.
+-- Yield to a stranger, but to no successor that the caller displaces: if calls come often, none would run. The stranger itself
+-- yields to queued calls and turns, and may need the pool slot in which the caller waits: both would wait.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
   yield_to(successor)
@@ -177,8 +172,7 @@ end
 if queued and not is_queued and claim.heeds_queued then
   yield_to(queued)
 end
--- Wake the turns that go before, because a holder that died has woken none. A newcomer that may wait yields to unheard turns
--- whose messages may be on their way.
+-- Wake the turns that go before the caller, because a holder that died has woken none.
 local heeds_unheard = is_newcomer and claim.turn_for
 local from = line and (heeds_unheard and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local last_before = line and (ticket and ticket - 1 or line.last)
@@ -195,10 +189,8 @@ if line and free > #calls_before and last_before >= from then
     return (is_there or may_come) and yield_to(turn)
   end)
   if stopped_short and free > #calls_before then
-    -- Nobody knows yet whether a turn is heard, so the caller asks again at once.
     return claim.looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Woken turns did not come: wake others unless the caller takes a place.
   if line.missed > 0 and (claim.looks or free <= #calls_before) then
     wake_next(key, line, taken)
   end
@@ -214,7 +206,7 @@ local function nearness()
   return is_far and 0 or 1
 end
 
--- 5. Does the caller only look? If a newcomer finds no place, it is refused below, and takes a turn.
+-- 5. Does the caller only look? A newcomer that finds no place is refused below, and takes a turn.
 if claim.looks and (free > #calls_before or caller.rank > 0 or not claim.turn_for) then
   local is_next = relation == 'mine' and is_coming(successor)
   begin_writing(key)
@@ -290,9 +282,7 @@ if queued_until and is_queued and queued.deadline < queued_until then
   keep_at_least(key, queued_until - now)
 end
 
--- 7. Which call runs next? A `replace` caller ends in favour of a run that was published later. So does a requeued `rerun`
--- caller, if no successor is coming. Otherwise the caller becomes the successor, but a `rerun` caller displaces no stranger. A
--- holder is asked to stop once its successor was requeued: until then, the successor's message may be lost.
+-- 7. Does the caller become the successor? Not if it ends in favour of a later run. A `rerun` caller displaces no stranger.
 local next_id
 local was_requeued = claim.newest == 'next'
 if policy == 'replace' or policy and was_requeued and not is_coming(successor) then
@@ -308,6 +298,7 @@ if policy and not next_id and not (policy == 'rerun' and relation == 'stranger')
     wake_successor(key, successor)
   end
   set_successor(key, caller)
+  -- Until the successor is requeued, its message may be lost, and the holder would stop for nothing.
   if policy == 'replace' and was_requeued then
     ask_oldest_to_stop(key, places, task_id)
   end
@@ -333,21 +324,21 @@ local turn = {
   is_message = not claim.waits_here, rank = own and own.rank or not is_newcomer and caller.rank or nil,
 }
 
--- A newcomer passes turns that were published later, but only those that were refused a moment ago.
-local function passes(other)
+-- A newcomer overtakes turns that were published later, but only those that were refused a moment ago.
+local function overtakes(other)
   if turn.rank then
     return goes_before(turn, other)
   end
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Search from the end (step -1) for a turn that is not passed, or from the front (step 1) for one that is. Returns the ticket
--- beside it, the turns on the way there, and whether there is such a turn.
+-- Step -1: search from the end for a turn that is not overtaken. Step 1: search from the front for a turn that is overtaken.
+-- Returns the ticket beside that turn, the turns on the way there, and whether there is such a turn.
 local function search_from(at, step)
   local on_the_way, stop = {}, at + LONGEST_WALK * step
   while at ~= stop and at >= line.first and at <= line.last do
     local other = turn_in_time(key, at)
-    if other and passes(other) == (step > 0) then
+    if other and overtakes(other) == (step > 0) then
       return at - step, on_the_way, true
     end
     on_the_way[at] = other
@@ -359,21 +350,21 @@ end
 begin_writing(key)
 if not own then
   -- A newcomer belongs near the last ticket; a turn that comes back, mostly near the first.
-  local step = 1
+  local shift = 1
   local on_the_way, is_found
   ticket, on_the_way, is_found = search_from(line.last, -1)
   if turn.rank and not is_found then
-    step, ticket, on_the_way = -1, search_from(line.first, 1)
+    shift, ticket, on_the_way = -1, search_from(line.first, 1)
   end
-  -- The turns on the way move by one ticket each, as far as a void one.
+  -- Each turn between `ticket` and the nearest void one moves by one ticket.
   local void = ticket
   while on_the_way[void] do
-    void = void + step
+    void = void + shift
   end
-  for at = void - step, ticket, -step do
-    call('HSET', key, 'q' .. at + step, on_the_way[at].value, 'w' .. on_the_way[at].who, at + step)
+  for at = void - shift, ticket, -shift do
+    call('HSET', key, 'q' .. at + shift, on_the_way[at].value, 'w' .. on_the_way[at].who, at + shift)
   end
-  -- A newcomer takes the rank of the first turn that it passes, so that the line stays ordered.
+  -- A newcomer takes the rank of the first turn that it overtakes, so that the line stays ordered.
   local rank = now
   for _, other in pairs(on_the_way) do
     rank = math.min(rank, other.rank)

@@ -1,6 +1,5 @@
 -- Ask holders of a lock to stop, and drop the marks that keep others out. The caller then wakes waiters by release.lua.
 --
--- KEYS[1]  lock key
 -- @argument by     the person who asks
 -- @argument words  `force`: free the places at once, although bodies may still run. `marks`: drop marks and cool-downs.
 -- The tokens of the holders follow.

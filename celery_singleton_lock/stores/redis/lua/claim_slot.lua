@@ -8,7 +8,7 @@
 -- @argument sent   microseconds, for `note`
 -- @argument lasts  milliseconds for which the slot is remembered
 --
--- Returns  1 changed | 0 the slot was sent already, or a later leader has come
+-- Returns  1 changed | 0 the slot was sent already, a later leader has come, or the entry to forget is unknown
 
 local known = redis.call('HGET', KEYS[1], entry) or '0 0 0'
 local last_due, last_fence, last_sent = string.match(known, '^(%d+) (%d+) (%d+)')

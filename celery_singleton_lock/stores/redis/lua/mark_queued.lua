@@ -1,6 +1,5 @@
 -- Mark a call as queued, or name the call that is in its way.
 --
--- KEYS[1]  lock key
 -- @argument task_id
 -- @argument lasts     milliseconds until the mark ends if the call never comes
 -- @argument cooldown  milliseconds for which no other call is published
@@ -15,7 +14,7 @@ local key = KEYS[1]
 local task_and_about = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. task_and_about
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
--- Only a new hash has no expiry, and nothing in it is in the call's way.
+-- NX succeeds only on a new hash, in which nothing can be in the call's way.
 if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 then
   if cooldown ~= '0' then
     call('HSET', key, 'cooldown', format('%d', now + cooldown * 1000) .. ' ' .. task_id)
@@ -75,7 +74,7 @@ elseif others_cooldown and not options.sent then
   return refuse(rows_of_holders(key, places) or rows_of_calls({cooldown_mark}))
 end
 
--- 3. When is the call due? The last of a series of newest calls must not be due long after the first.
+-- 3. When is the call due? Calls that each supersede the one before must not postpone the work for ever.
 local sooner = 0
 if options.newest and older_until > 0 then
   task_and_about = task_and_about .. ',' .. integer(older_until) .. ',' .. integer(first_published)
@@ -83,7 +82,7 @@ if options.newest and older_until > 0 then
     sooner = math.max(0, now + options.due_in * 1000 - math.max(now, first_published + options.within * 1000))
   end
 end
--- A mark with `due_for` ends at `expires`; any other moves with the call's due time.
+-- A mark with `due_for` ends when the message expires; any other moves with the call's due time.
 set_mark('queued', lasts - (mark_in(mark).due_for == 0 and math.floor(sooner / 1000) or 0), task_and_about)
 if cooldown ~= '0' and not others_cooldown then
   set_mark('cooldown', cooldown, task_id)

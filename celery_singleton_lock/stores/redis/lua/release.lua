@@ -1,10 +1,8 @@
 -- Give back a place, or a turn in the line, and wake those whose turn it is.
 --
--- KEYS[1]  lock key
--- @argument token   nobody has the token `~`: with it, the script only writes the marker, or only wakes turns
--- @argument words   `size`: the number of fields if the hash has only this holder. `place`, if known. `min_hold`:
---                   milliseconds after the grant for which the place stays taken. With a marker: `attempt`, and the
---                   fields of an `Ending`.
+-- @argument token   with `~`, which is nobody's token, the script only writes the marker, or only wakes turns
+-- @argument words   `size`: the number of fields if the hash has only this holder. `place`, if known. `min_hold`: milliseconds
+--                   from the grant to the end of the cool-down. With a marker: `attempt`, and the fields of an `Ending`.
 -- @argument marker  the done marker of the message whose run has ended
 --
 -- Returns  1                      The lock is free, and nothing is left in the hash.
@@ -41,8 +39,8 @@ for number, place in ipairs(lock.places) do
     has_cooldown, lost = free_at > now, ''
     place.is_taken = has_cooldown
     if has_cooldown then
-      -- No caller has this token, so nobody renews or releases the place.
       forget_token(key, number, token)
+      -- Nobody has a token with `~`, so nobody renews or releases the place.
       call('HSET', key, number, '~' .. token, '~' .. token, integer(free_at))
       keep_at_least(key, free_at - now)
     else

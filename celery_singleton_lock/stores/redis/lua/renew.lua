@@ -12,7 +12,7 @@ local expiry = format('%.0f', 2 * ARGV[1])
 local RENEWED, REPLACED, BROKEN, TAKEN, GONE = 1, 2, 4, 0, -1
 local answers = {}
 
--- A server out of memory refuses a script whose first write is HSET. A script that begins with HDEL may write all.
+-- HDEL first: a server out of memory refuses HSET as the first write of a script.
 redis.pcall('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
   -- HSET answers 0 if the field was there: the lease is the caller's, and nobody has asked the caller to stop.

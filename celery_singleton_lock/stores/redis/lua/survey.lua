@@ -1,9 +1,7 @@
 -- Read everything that is known of a lock, for operators.
 --
--- KEYS[1]  lock key
---
 -- Returns  {now, fence, waiting, marks, holders, turns, asked}: see `LockState`. `marks`, `holders` and `turns` are rows, see
---          parts/lock.lua. `asked`: pairs of the token of a holder that was asked to stop, and the person, or an empty text.
+--          parts/lock.lua. `asked`: pairs {token, person} of holders that were asked to stop; `''` if a successor asked.
 
 -- @include time
 -- @include lock
@@ -31,13 +29,12 @@ local function add_turns(from, stop)
 end
 
 if line then
-  -- At least half of the tickets are left for turns that will be woken.
+  -- Turns that will be woken get at least half of the tickets, if they need so many.
   local unheard, others = line.front - line.first, line.last - line.front + 1
   local unheard_read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
   local stop = math.min(line.last, line.front + MOST_SHOWN - unheard_read - 1)
   add_turns(line.first, line.first + unheard_read - 1)
   add_turns(line.front, stop)
-  -- Each ticket that is not read counts as a turn.
   waiting = #turns + unheard - unheard_read + line.last - stop
 end
 for _, place in ipairs(lock.places) do

@@ -1,13 +1,11 @@
 -- End the marks and the turn of a call that holds nothing.
 --
--- KEYS[1]  lock key
 -- @argument task_id
 -- @argument words      see `Store.unmark`
 -- @argument task_name  the task's name if the lock has another name
 --
 -- Returns  1                           The call has no mark and no turn any more.
---          {'held', now, newer, rows}  Another call goes before, and nothing has changed. `newer`: its task id if it supersedes
---                                      this one, or empty.
+--          {'held', now, newer, rows}  No change: another call goes before. `newer`: its task id if it is newer, or empty
 
 -- @include time
 -- @include lock

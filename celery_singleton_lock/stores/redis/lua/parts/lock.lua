@@ -4,15 +4,15 @@
 --   `broken:<token>`    the person who has asked the holder to stop
 --   `replaced:<token>`  the successor that has asked the holder to stop
 --   `<place>:`          the grant: moment, fence minus moment, ttl in milliseconds, pid, attempt, publication, words.
---                       `no-result`: nobody else can read the result. `ended`: the call has ended, but its run may go on.
---                       A grant of more than 64 bytes doubles the memory of the hash.
+--                       `no-result`: nobody else can read the result. `ended`: a new call may be published, although
+--                       this run may go on. A grant of more than 64 bytes doubles the memory of the hash.
 --   `<place>:i`         task id
 --   `<place>:h`         hostname
 --   `<place>:n`         task name if the lock has another name, then '\31' and the label if there is one
 --   `<place>:c`         1 once a copy of the holder's message has come
 --   `places`            the highest place in use, if that is not 1
 --   `fence`             the greatest fence that was given
-local A_FEW = 8 -- holders, or calls that go before, in an answer
+local A_FEW = 8 -- holders or calls in an answer
 local ALL = 1000000 -- more than any limit
 
 -- Lua would write a moment as 1.8e+15.
@@ -28,7 +28,7 @@ local function parsed(words)
   return options
 end
 
--- A server out of memory refuses a script whose first write is HSET. A script that begins with HDEL may write all.
+-- A server out of memory refuses HSET as the first write of a script. After HDEL, the script may write anything.
 local function begin_writing(key)
   call('HDEL', key, '')
 end
@@ -86,7 +86,6 @@ local function ask_to_stop(key, place)
   end
 end
 
--- A person's request to stop stays.
 local function withdraw_successors_request(key, places)
   for _, place in ipairs(places) do
     if place.is_taken and place.asked_to_stop and call('HEXISTS', key, 'broken:' .. place.token) == 0 then
@@ -112,7 +111,6 @@ local function add_row(rows, values)
   end
 end
 
--- Rows of the holders whose leases end first; nil without holders.
 local function rows_of_holders(key, places, most)
   local taken, rows = {}, {}
   for _, place in ipairs(places) do
@@ -129,8 +127,8 @@ local function rows_of_holders(key, places, most)
   return #taken > 0 and rows or nil
 end
 
--- Rows of calls that hold nothing: state, token, deadline, numbers, task id, queue of the message, task name and label. The
--- numbers, 0 if unknown: publication, `due_for` of a mark, 1 if a turn is unheard, rank of a turn.
+-- Rows of calls that hold nothing: state, token, deadline, numbers, task id, queue of the message, task name and label.
+-- `numbers`, each 0 if unknown: publication, `due_for` of a mark, 1 if the turn is unheard, rank of the turn.
 local function rows_of_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

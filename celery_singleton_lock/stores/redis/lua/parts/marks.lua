@@ -3,11 +3,10 @@
 --   `cooldown`  the call whose publishing keeps the key in a cool-down
 --   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes_until>,<first_published>`
 -- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes_until`:
--- until then, calls that this one has superseded may still come. `first_published`: publication of the first of them.
-local RESULT_GRACE = 5000000 -- a run that has not stored its result by then is taken for dead
+-- until then, superseded calls may still come. `first_published`: when the first superseded call was published.
+local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a run that takes longer is taken for dead
 local SAMPLE = 10
 
--- Returns nil if the mark has ended.
 local function mark_in(value, holder_state)
   local deadline, task_id = string.match(value or '', '^(%d+) ([^\31]*)')
   deadline = tonumber(deadline or 0)
@@ -38,7 +37,7 @@ end
 local function keep_marker(key, marker)
   local deadline, facts, written_at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - written_at
-  -- A server that takes no writes must still answer the copy.
+  -- The copy gets its answer even if the server refuses writes.
   if type(redis.pcall('HDEL', key, '')) == 'number' then
     call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
     keep_at_least(key, lasts)

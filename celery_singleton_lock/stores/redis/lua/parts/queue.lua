@@ -1,23 +1,20 @@
--- The line of a lock has a turn for each call that waits, ordered by rank, the moment of the first refusal. leases/line.py has
--- the table of a turn's states. acquire.lua writes the state of its caller's turn; `wake_turn` and `walk_line` those of others.
---
+-- A waiting call has a turn. Turns are ordered by rank: the moment of a call's first refusal. leases/line.py has the states.
 --   `q<ticket>`              `<rank> <state><since> <lasts> <waited> <limit> <has_copy> <token>\31<task id>`. `since`:
---                            milliseconds after the rank. `lasts`: seconds after it. `waited`: microseconds from the
---                            publication to the rank. `has_copy`: 1 once another delivery has come. `token`: `@` for a
---                            message.
+--                            milliseconds from the rank to the beginning of the state. `lasts`: seconds from the rank to the
+--                            deadline. `waited`: microseconds from the publication to the rank. `has_copy`: 1 once another
+--                            delivery has come. `token`: `@` for a message.
 --   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
---   `first` to `front` - 1   tickets of UNHEARD turns, or void. Walks begin at `front`.
---   `front` to `last`        tickets of the other turns, or void
---
--- On the channel `<key>:<who>`, `free` wakes a turn. `near` tells a waiter to look: its turn is among the next few.
+--   `first` to `front` - 1   tickets of UNHEARD turns, which were woken in vain, or void tickets, which have no turn
+--   `front` to `last`        tickets of the other turns, or void. Most walks begin at `front`.
+--   channel `<key>:<who>`    `free` wakes the turn. `near` tells a waiter to look: its turn is among the next few.
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local NEXT_FEW = 3 -- turns at the front that look every few seconds, because a wake may get lost
 local LONGEST_WALK = 80 -- tickets that a walk reads, so that it takes less than a millisecond
 local MOST_TURNS = 5000 -- in one lock; a call beyond them polls
 local ON_ITS_WAY = 2000000 -- time for a refused message to reach a worker that listens
 local TIME_TO_COME = 3000000 -- time for a woken message to come
-local MOST_WOKEN = 16 -- turns that are woken at once; those that find no place are requeued for nothing
-local SKIPPED_AT_ONCE = 20 -- void tickets, so that a script stays short
+local MOST_WOKEN = 16 -- turns woken together in place of missed ones; those that find no place are requeued for nothing
+local SKIPPED_AT_ONCE = 20 -- void tickets that one script skips, so that the script stays short
 
 local function read_turn(key, ticket)
   local value = call('HGET', key, 'q' .. ticket) or ''
@@ -37,7 +34,6 @@ local function leave_line(key, ticket, who)
   call('HDEL', key, 'q' .. ticket, 'w' .. who)
 end
 
--- Returns the turn, or ends it if its time is over.
 local function turn_in_time(key, ticket)
   local turn = read_turn(key, ticket)
   if turn and turn.deadline > now then
@@ -70,13 +66,13 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`. A WOKEN or COMING turn has had that time.
+-- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`. WOKEN and COMING turns have had that time: keep `since`.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
 end
 
--- Returns how many listen; without the right to publish, assume that somebody does.
+-- Returns the number of listeners. Without the right to publish nobody knows the number: assume one.
 local function tell(key, turn, word)
   local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.who, word)
   return type(listeners) == 'number' and listeners or 1
@@ -120,13 +116,12 @@ local function first_in_use(key, line)
   return stop + 1
 end
 
--- `unheard` is the first turn that the front leaves behind.
-local function move_front(key, line, front, unheard)
+local function move_front(key, line, front, first_unheard)
   local before = line.front
   front = math.max(front, before)
   local first = first_in_use(key, line)
   if first == before then
-    first = math.min(unheard or front, front)
+    first = math.min(first_unheard or front, front)
   end
   local is_moved = first > line.first or front > before
   line.first, line.front = first, front
@@ -140,10 +135,9 @@ local function move_front(key, line, front, unheard)
 end
 
 -- Visit turns until `visit` says `enough`. Returns true if the walk was too short to meet a turn that is heard.
---
 -- A woken turn that has not come counts as missed: its worker is busy, paused or dead, and may have the next turns, too.
 local function walk_line(key, line, from, last, visit)
-  local front, unheard
+  local front, first_unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
   for ticket = from, stop do
     local turn = turn_in_time(key, ticket)
@@ -154,7 +148,7 @@ local function walk_line(key, line, from, last, visit)
       end
       local verdict = visit(turn, ticket)
       if turn.state == UNHEARD then
-        unheard = unheard or ticket
+        first_unheard = first_unheard or ticket
       else
         front = front or ticket
       end
@@ -165,13 +159,12 @@ local function walk_line(key, line, from, last, visit)
     end
   end
   if from <= line.front then
-    move_front(key, line, front or stop + 1, unheard)
+    move_front(key, line, front or stop + 1, first_unheard)
   end
   return not front and stop < last
 end
 
--- Wake as many turns as places are free, or two for each missed turn if that is more. Returns true if more turns may have to
--- be woken.
+-- Wake a turn for each free place, or two for each missed turn if that is more. Returns true if the walk was too short.
 local function wake_next(key, line, taken)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
@@ -199,7 +192,7 @@ local function read_lock(key, who)
   }
 end
 
--- Only marks that have ended, and the fence, do not keep the hash.
+-- Delete the hash if nothing is left but the fence and marks that have ended.
 local function delete_if_idle(key)
   local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
   for i = 1, 4 do

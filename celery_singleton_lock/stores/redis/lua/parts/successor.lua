@@ -30,7 +30,7 @@ local function wake_successor(key, successor)
   end
 end
 
--- How a caller stands to the successor, if both policies are `replace`, or both `rerun` of one task:
+-- How a caller stands to a successor of its kind: both use `replace`, or both use `rerun` and call the same task.
 --
 --   the successor               was published before the caller   was published later
 --   is coming                   older_yields                      newer_wins
@@ -38,11 +38,10 @@ end
 --   has begun, is remembered    predecessor                       newer_wins if the caller was the newest, else predecessor
 --   has begun, is forgotten     none                              none
 --
---   `mine`          The successor is the caller.
 --   `newer_wins`    The caller ends in favour of the successor; a `replace` caller also in favour of a later `rerun` successor.
 --   `older_yields`  The successor ends in favour of the caller.
---   `predecessor`   The caller supersedes the calls that the successor superseded: otherwise these would run after newer ones.
---   `stranger`      Any other successor that is coming: the caller waits until that has run.
+--   `predecessor`   The caller supersedes what the successor superseded: older calls would otherwise run after newer ones.
+--   `stranger`      A successor of another kind is coming: the caller waits until the successor has run.
 local function relation_to_successor(caller, successor)
   if not successor then
     return 'none'
@@ -64,7 +63,6 @@ local function relation_to_successor(caller, successor)
   return (has_begun or is_later) and 'predecessor' or 'older_yields'
 end
 
--- Returns the newer call in whose favour the caller ends, or nil.
 local function newer_call(caller, queued, successor)
   if caller.policy and queued and queued.task_id ~= caller.task_id and queued.published > caller.published then
     return queued
