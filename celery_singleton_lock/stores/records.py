@@ -11,8 +11,7 @@ from urllib.parse import unquote
 
 from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 
-# The most seconds that the request for a claim takes, whatever the store does.
-ACQUIRE_BOUND = 5.0
+ACQUIRE_BOUND = 5.0  # seconds that the request for a claim takes at most, whatever the store does
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
@@ -35,7 +34,7 @@ class Facts:
     keeps_result: bool = True  # others can read its result under its task id
 
 
-WHOLE = "*"  # begins a token that claims the whole lock: granted if no place is taken, and keeps others out
+WHOLE = "*"  # A token that begins with it claims the whole lock: granted if no place is taken, and keeps others out.
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
@@ -51,7 +50,7 @@ class Claim(Facts):
     ttl: float
     limit: int = 1  # places of the lock; with 0 nothing is granted
     min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
-    message: int = 0  # when the message was published, because messages may share a task id; 0 if unknown
+    message: int = 0  # tells messages of one task id apart: when this one was published; 0 if unknown
     may_be_copy: bool = False  # the store first looks for another run of this message
     heeds_queued: bool = False  # a free place is left to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
@@ -175,7 +174,7 @@ class Holder:
     ttl: float = 0.0
     keeps_result: bool = True  # others can read it under the task id
     call_ended: bool = False  # the next call may be published, although the run may go on
-    due_for: float = 0.0  # seconds from the due time to the end of the mark; if 0, `lock_queue_ttl`
+    due_for: float = 0.0  # seconds from the due time to the end of the mark; 0: the mark ends by `lock_queue_ttl`
     queue: str | None = None
     is_unheard: bool = False  # nobody listened when the turn was woken, so others are woken instead
     refused_at: int = 0  # when the call of the turn was first refused
@@ -222,11 +221,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Every place is held, or belongs to a call that goes before."""
+    """Every place is held, or kept for a call that goes before the caller."""
 
     key: str
-    holders: tuple[Holder, ...]  # a few holders, sorted by deadline; or calls that go before
-    successor: str | None = None  # for a claim that `succeeds`: task id of the call that runs next, perhaps its own
+    holders: tuple[Holder, ...]  # a few holders, sorted by deadline; or calls that go before the caller
+    successor: str | None = None  # task id of the call that runs next, perhaps the claim's own, if the claim `succeeds`
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
     rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn

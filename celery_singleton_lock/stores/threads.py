@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from celery_singleton_lock.stores.clock import clock
 
-LINGERS = 5.0
-"""Seconds that a thread waits for work before it ends."""
+LINGERS = 5.0  # seconds that a thread waits for work before it ends
 _LONGEST_START = 2.0
 
 # The public function raises without a loop, which is slow.

@@ -104,7 +104,7 @@ def test_a_missing_right_is_told_at_the_first_try_with_the_setting(own: Server, 
 
 
 NEVER = {
-    "database": ((), "/99", ("DB index", "counts from /0", "singleton_lock_url")),
+    "database": ((), "/99", ("DB index", "the first is /0", "singleton_lock_url")),
     "select": (("--cluster-enabled", "yes"), "/1", ("SELECT", "redis+cluster://")),
     "command": (
         ("--rename-command", "EVALSHA", ""),

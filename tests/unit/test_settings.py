@@ -283,7 +283,7 @@ SENTINELS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "no name": ("sentinel://h1;h2/0", {}, ("sentinel://h1:26379;h2:26379/0", "master_name")),
     "an empty name": ("sentinel://h1", {"master_name": ""}, ("set master_name",)),
     "a number": ("sentinel://h1", {"service_name": 1}, ("set master_name",)),
-    "mixed schemes": (f"sentinel://h1;redis://u:{SECRET}@h2", NAMED, ("all of one kind", "sentinel://host:port")),
+    "mixed schemes": (f"sentinel://h1;redis://u:{SECRET}@h2", NAMED, ("hosts of one scheme", "sentinel://host:port")),
     "no host": ("sentinel://:26379", NAMED, ("give sentinel://host:port",)),
     "no number": ("sentinel://h1:port", NAMED, ("cannot be read", "sentinel://host:port;host:port/database")),
     "commas": ("sentinel://h1:1,h2:2/0", NAMED, ("cannot be read", "semicolons", "master_name=")),

@@ -18,7 +18,7 @@ def _packed(words: tuple[str, ...]) -> bytes:
 
 
 _pack = _packed
-# Several times faster.
+# hiredis packs several times faster than Python.
 with suppress(ImportError):
     from hiredis import pack_command as _pack  # type: ignore[assignment]
 

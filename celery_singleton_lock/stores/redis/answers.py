@@ -34,7 +34,7 @@ _ADVICE = {
         "server's certificate has to name the host in singleton_lock_url"
     ),
     r"(?i)DB index is out of range|invalid DB index": (
-        "let singleton_lock_url end with a database that the server has, which counts from /0"
+        "let singleton_lock_url end with the number of a database that the server has; the first is /0"
     ),
     r"in cluster mode|MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b": (
         "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS "
@@ -60,7 +60,7 @@ _IN_SHORT = {
     r"\bMISCONF\b": "the store cannot save to its disk, and refuses to write",
     r"NOREPLICAS|acknowledged by": "too few replicas have what is written",
     r"ReadOnlyError|READONLY|MASTERDOWN": "the store is read-only: a replica, or a master that was demoted",
-    r"NoPermissionError|NOPERM": "the user of the store has no right to do what runs do",
+    r"NoPermissionError|NOPERM": "the user of the store lacks a right that this library needs",
     r"Authentication|NOAUTH|WRONGPASS|credential_provider": "the store refuses the password",
     r"BusyLoadingError|LOADING": "the store is loading its data",
     r"max number of clients": "the store takes no more connections",
@@ -70,7 +70,7 @@ _IN_SHORT = {
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
-# TCP resets a connection that is closed with unread input.
+# A server that hangs up on the wrong protocol also shows as a reset.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis"
 _WITHOUT_TLS = (
@@ -100,7 +100,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The server is no master now, so ask its address again."""
+    """The server is no master now, so look up the address of the master again."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -114,7 +114,7 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
     if isinstance(error, NotUsable):
         return error.advice
     text = problem_of(error)
-    return next((advice.format(user=user) for says, advice in _ADVICE.items() if re.search(says, text)), None)
+    return next((advice.format(user=user) for pattern, advice in _ADVICE.items() if re.search(pattern, text)), None)
 
 
 def none_of(
@@ -131,7 +131,8 @@ def none_of(
 def in_short(problem: str) -> str:
     """The `problem` of a `StoreError`, for strangers, who must not learn the address of the store."""
     return next(
-        (words for says, words in _IN_SHORT.items() if re.search(says, problem)), "the store refuses what runs do"
+        (words for pattern, words in _IN_SHORT.items() if re.search(pattern, problem)),
+        "the store refuses the requests of this library",
     )
 
 

@@ -46,8 +46,7 @@ OURS: dict[str, Any] = {
 """Users cannot set these arguments, because the bounds rest on them."""
 
 _DATABASE = re.compile(r"(-?[0-9]+)?")
-# For WAIT: less than `REPLY_TIMEOUT`, so that its answer is read in time.
-_LONGEST_WAIT = 0.5
+_LONGEST_WAIT = 0.5  # for WAIT: less than `REPLY_TIMEOUT`, so that the answer is read in time
 _LEAST_FOR_REPLY = 0.25
 _USUAL_REPLY = 448  # bytes; Python allocates an object of more than 512 in a slower way
 _LARGE_REPLY = 65536  # bytes; in steps of the usual reply it would take twice the time
@@ -55,7 +54,7 @@ _LARGE_REPLY = 65536  # bytes; in steps of the usual reply it would take twice t
 Address = tuple[str, int]
 
 Reader: Any = None
-# Several times faster.
+# hiredis parses several times faster than Python.
 with suppress(ImportError):
     from hiredis import Reader
 
@@ -125,8 +124,7 @@ class Connections:
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
         self.pool: ConnectionPool = pool
-        # Without credentials, for logs.
-        self.address: str = address
+        self.address: str = address  # without credentials, for logs
         self.part: Part = Part(store or address, pool.connection_kwargs)
         self._begin()
 
@@ -164,18 +162,15 @@ class Connections:
         return replies
 
     def run(self, script: "Script", inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script with each input, all in one go.
-
-        WAIT covers only its own connection's writes. A repeated script must write again, as acquire.lua and
-        renew.lua do, or WAIT counts replicas without the lease.
-        """
+        """Run a script with each input, all in one go."""
         key = inputs[0][0]
         commands = [command for _, command in inputs]
         if self.is_sharded:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # 0 would mean for ever.
+            # A repeated script must write again, as acquire.lua and renew.lua do: WAIT on a connection without a write
+            # also counts replicas that lack the lease. A timeout of 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
@@ -310,7 +305,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
-    """The hosts and ports in *url*, between semicolons, and its arguments; of repeated arguments the first counts."""
+    """The hosts and ports in *url*, separated by semicolons; and its arguments, the first if one is repeated."""
     hosts = list[Address]()
     said = dict[str, Any]()
     try:
@@ -324,7 +319,7 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        form = f"{example}, all of one kind, with semicolons between hosts, and any user:password@ before the first"
+        form = f"{example}, with semicolons between hosts of one scheme, and any user:password@ before the first"
         raise unreadable(form) from None
     return list(dict.fromkeys(hosts)), said
 
@@ -345,6 +340,6 @@ def check_parts(url: str) -> None:
 def unreadable(form: str = "redis://user:password@host:port/database") -> ConfigurationError:
     """The error for a URL that cannot be read. Python's message would show a password that was not escaped."""
     return ConfigurationError(
-        f"singleton_lock_url cannot be read: give {form}, the database as a number, with any other character in user "
-        "and password percent-encoded"
+        f"singleton_lock_url cannot be read: give {form}. The database is a number. Special characters in user and "
+        "password have to be percent-encoded"
     )

@@ -31,8 +31,8 @@ class Script:
     """A Lua file of this package, called by its digest.
 
     Each line `-- @argument NAME` names the next argument, a local in the script; a caller may leave out the last ones.
-    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts after the fast path: defining their functions in
-    each run would slow it.
+    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts after the fast path: otherwise each
+    run would define their functions, for nothing.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -41,7 +41,7 @@ class Script:
         locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        # The words with which a packed command begins, without their number.
+        # How a packed command begins, without the count (`*5`) in front.
         self.by_digest: bytes = packed("EVALSHA", self.digest)[4:]
         self.by_text: bytes = packed("EVAL", self.text)[4:]
         self.about_a_key: str = f"{self.by_digest.decode()}$1\r\n1\r\n"
@@ -65,7 +65,7 @@ RENEW = Script("renew")
 MARK_QUEUED = Script("mark_queued")
 UNMARK = Script("unmark")
 SURVEY = Script("survey")
-rare_script = cache(Script)  # read when it is first needed: most workers never do
+rare_script = cache(Script)  # read when it is first needed: most workers never need one
 
 
 def packed_acquire(claim: Claim) -> bytes:
@@ -126,7 +126,7 @@ def _words_of(claim: Claim, *, looks: bool) -> str:
 
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
-    """The mark of a queued call, without its end and its task id."""
+    """The mark of a queued call, without its deadline and its task id."""
     numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 
@@ -202,7 +202,7 @@ def _holder(
         published, due_for, is_unheard, rank = numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Of calls that hold nothing, only a successor has its task name in the store.
+        # Only a successor keeps its task name in the store; a mark or a turn does not.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD

@@ -144,7 +144,7 @@ class Listener(DaemonThread):
                 return True
 
     def _listen(self) -> bool:
-        """Subscribe new channels, then hear messages until something is due. False if nothing was there to hear."""
+        """Subscribe new channels, then hear messages until something is due. False if no channel is left."""
         changed = dict.fromkeys([self._changed.popleft() for _ in range(len(self._changed))])
         for wire, commands in self._commands(changed).items():
             with self._losing(wire):
@@ -192,7 +192,7 @@ class Listener(DaemonThread):
         """The wire to the server that has the lock of *channel*; None if the server cannot be reached."""
         wire = self._wire_at(self._servers)
         try:
-            # If the cluster named no owner, ask it no sooner than `retry_at`: otherwise each channel would wait.
+            # Ask a silent cluster for owners no sooner than `retry_at`: otherwise each channel would wait for a reply.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + _FOUND_WITHIN))
             if wire.connection is None and wire.retry_at == _NEVER:
@@ -237,14 +237,13 @@ class Listener(DaemonThread):
         self._wire_of.pop(channel, None)
         if not self.is_refused:
             self.is_refused = True
-            text = "%s; whoever waits looks from time to time instead: %s"
-            told = text, problem_of(error), advice_about(error, self._servers.part.user)
-            address = self._servers.address
-            self._log(partial(log.warning, "lock.not_subscribed", *told, store=address))
+            advice = advice_about(error, self._servers.part.user)
+            words = "%s; waiting calls poll instead%s", problem_of(error), f": {advice}" if advice else ""
+            self._log(partial(log.warning, "lock.not_subscribed", *words, store=self._servers.address))
         self._tell(channel, DEAF)
 
     def _seek_again(self, wire: _Wire, channels: Iterable[str]) -> None:
-        # Doubt the server, so that the cluster is asked for the owner.
+        # `close` also makes the cluster look up the owner again.
         wire.server.close()
         wire.try_later()
         for channel in channels:

@@ -21,7 +21,7 @@ from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
-# The most seconds that a request takes, whatever the store does.
+# Seconds that a request takes at most, whatever the store does.
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
@@ -35,8 +35,8 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
 class Store:
     """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
 
-    Every request is bounded in time, and raises `StoreError` if no usable answer comes. A request without an answer may
-    have worked, and is safe to repeat. A grant or a renewal counts only if at least *replicas* replicas have it.
+    Every request is bounded in time, and raises `StoreError` if no usable answer comes. An unanswered request may have
+    worked. All but `count` and `record` are safe to repeat. A grant or renewal counts if *replicas* replicas have it.
     """
 
     on_clock_step: Callable[[float], None] | None = None  # gets the seconds by which the store's clock was set
@@ -186,7 +186,7 @@ class Store:
     ) -> records.Marked | Holder:
         """Mark a call as queued for some seconds, or return the call that is in its way.
 
-        Another queued call is in its way, or another's cool-down, or runs in all *limit* places; 0 ignores runs.
+        In the call's way are another queued call, another's cool-down, and runs in all *limit* places (if 0, no runs).
         No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for* are
         those of `Holder`.
 
@@ -215,11 +215,11 @@ class Store:
         """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
 
         With *call_ended* the next call may be published even while the run still holds the key. If the call *heeds*
-        others, another queued call is returned as a conflict, and nothing ends. With a *claim* that `succeeds`, only a
-        newer call is a conflict, whether it is queued, is next, or has begun.
+        others, another queued call is returned as a conflict, and nothing ends. With a *claim* by `rerun` or `replace`,
+        only a newer call is a conflict, whether it is queued, is next, or has begun.
         """
-        says = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
-        words = " ".join(word for word, is_said in says.items() if is_said)
+        options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
+        words = " ".join(word for word, is_set in options.items() if is_set)
         arguments = [task_id, words]
         if claim is not None and claim.succeeds is not None:
             words += f" succeeds={claim.succeeds} published={claim.published}"
@@ -235,7 +235,7 @@ class Store:
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
         """Claim a slot, note when it was sent, or forget its entry.
 
-        Returns False if another beat leads, or the slot to be claimed was sent.
+        Returns False if another beat leads, the slot to claim was sent, or the entry to forget is unknown.
         """
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
@@ -298,11 +298,11 @@ class Store:
     def request(
         self, script: Script, key: str, command: bytes, bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """As `run`, for a packed command; and the moment of the try that got the reply, and the number of tries."""
+        """Like `run`, for a packed command. Returns the reply, when its try was sent, and the number of tries."""
         part = self.servers.part_of(key)
         sent_at = clock()
         tries = 0
-        # The first try goes straight to a single server, which is faster. Only `persist` heeds a short bound.
+        # Try a single server directly, which is faster. That may take REPLY_TIMEOUT: shorter bounds go to `persist`.
         if not (self.has_parts or replicas or part.is_away) and bound > REPLY_TIMEOUT:
             try:
                 (reply,) = self.servers.call(key, (command,), sent_at + bound)
