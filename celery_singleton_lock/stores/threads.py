@@ -36,7 +36,7 @@ def waits_stop_greenlets() -> bool:
 
 
 def call_in_hub() -> Callable[[Callable[[], None]], object]:
-    """What lets the event loop of these greenlets call a function. eventlet allows this only from their thread."""
+    """The hub's function that takes a callback. With eventlet, only the hub's own thread may call it."""
     library = patched_by()
     if library.__name__ == "gevent":
         return cast("Callable[..., object]", library.get_hub().loop.run_callback_threadsafe)

@@ -148,7 +148,7 @@ class Cluster(NodeConnections):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # The error of the last known owner says more.
+                # Try the last known owner instead: its error says more.
                 if node is None:
                     raise
             node = self._known_owner(key)

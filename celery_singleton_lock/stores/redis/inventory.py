@@ -19,9 +19,9 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 _KEYS_PER_STEP = "250"  # one SCAN blocks the server for a fraction of a millisecond
 _TRIAL_TTL = 1.0
-# From so many keys, the self-test picks one for each master of a cluster. It may miss one with very few slots.
+# From so many keys, the self-test picks one for each master of a cluster. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-_OTHER_SLOTS = 20  # keys; a cluster's server rarely has them all
+_OTHER_SLOTS = 20  # keys; one server of a cluster rarely has them all
 TRIAL = "trial-"  # begins the digest of a self-test's key, which no list shows
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
@@ -79,7 +79,7 @@ class Inventory:
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[Sequence[Holder], list[str]]:
-        """Ask the holders with these tokens to stop. They hear of it, and *by* whom, at their next renewal.
+        """Ask the holders with these tokens to stop. At their next renewal they learn *by* whom they were asked.
 
         *marks* ends marks and cool-downs, too. *force* frees the places at once, although bodies may still run. Returns
         the holders that were found, and the marks that have ended.

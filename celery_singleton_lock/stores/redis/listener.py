@@ -102,7 +102,7 @@ class Listener(DaemonThread):
         """Stop calling *heard* for *channel*, except for a call that is being made.
 
         Unsubscribing at once wakes a thread that competes with the caller for the GIL. If nobody publishes on the
-        channel again, that can wait.
+        channel again, the server can be told later.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:

@@ -118,7 +118,7 @@ class Store:
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
-        """Restart the ttl of each claim, unless another holder may have had its place since the last renewal."""
+        """Restart the ttl of each claim, unless its place may have had another holder since the last renewal."""
         if not claims:
             return []
         part = self.servers.part_of(claims[0].key)
