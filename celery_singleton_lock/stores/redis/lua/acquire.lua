@@ -191,6 +191,7 @@ if line and free > #calls_before and last_before >= from then
   if stopped_short and free > #calls_before then
     return claim.looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
+  -- Woken turns did not come: wake others unless the caller takes a place.
   if line.missed > 0 and (claim.looks or free <= #calls_before) then
     wake_next(key, line, taken)
   end
@@ -356,7 +357,7 @@ if not own then
   if turn.rank and not is_found then
     shift, ticket, on_the_way = -1, search_from(line.first, 1)
   end
-  -- Each turn between `ticket` and the nearest void one moves by one ticket.
+  -- The turns from `ticket` to the nearest void ticket move by one each.
   local void = ticket
   while on_the_way[void] do
     void = void + shift

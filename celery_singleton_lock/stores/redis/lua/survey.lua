@@ -1,5 +1,4 @@
 -- Read everything that is known of a lock, for operators.
---
 -- Returns  {now, fence, waiting, marks, holders, turns, asked}: see `LockState`. `marks`, `holders` and `turns` are rows, see
 --          parts/lock.lua. `asked`: pairs {token, person} of holders that were asked to stop; `''` if a successor asked.
 

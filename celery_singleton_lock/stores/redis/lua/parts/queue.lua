@@ -1,8 +1,8 @@
 -- A waiting call has a turn. Turns are ordered by rank: the moment of a call's first refusal. leases/line.py has the states.
 --   `q<ticket>`              `<rank> <state><since> <lasts> <waited> <limit> <has_copy> <token>\31<task id>`. `since`:
---                            milliseconds from the rank to the beginning of the state. `lasts`: seconds from the rank to the
---                            deadline. `waited`: microseconds from the publication to the rank. `has_copy`: 1 once another
---                            delivery has come. `token`: `@` for a message.
+--                            milliseconds from the rank to the beginning of the state, 0 if WAITING. `lasts`: seconds from
+--                            the rank to the deadline. `waited`: microseconds from the publication to the rank. `has_copy`:
+--                            1 once another delivery has come. `token`: `@` for a message.
 --   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
 --   `first` to `front` - 1   tickets of UNHEARD turns, which were woken in vain, or void tickets, which have no turn
 --   `front` to `last`        tickets of the other turns, or void. Most walks begin at `front`.
