@@ -65,8 +65,8 @@ TROUBLES: dict[str, tuple[Callable[[Place], Any], Callable[[Place], Any], str]] 
         "too few replicas",
     ),
     "no disk": (Place.cannot_save, lambda it: it.set(stop_writes_on_bgsave_error="no"), "cannot save to its disk"),
-    "no right": (lambda it: it.let_user("-hset"), lambda it: it.let_user("+hset"), "no right"),
-    "no script": (lambda it: it.let_user("-evalsha"), lambda it: it.let_user("+evalsha"), "no right"),
+    "no right": (lambda it: it.let_user("-hset"), lambda it: it.let_user("+hset"), "lacks a right"),
+    "no script": (lambda it: it.let_user("-evalsha"), lambda it: it.let_user("+evalsha"), "lacks a right"),
     "silent": (
         lambda it: os.kill(it.server.pid, signal.SIGSTOP),
         lambda it: os.kill(it.server.pid, signal.SIGCONT),
