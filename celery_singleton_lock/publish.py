@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
-# The end of that time, and what to report, by server.
+# By server: the end of that time, and what to report.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
@@ -98,7 +98,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
     """
-    # Read the options first: that waits for another thread to bind the task. Unbound, it has no request.
+    # First, because this waits until another thread has bound the task. An unbound task has no request.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
     notes, key, run = _known_of(task, args, kwargs, options)
@@ -183,7 +183,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
     notes.key = key
     # A main process does not wait for the store.
     if key and not notes.published and task.lock_options.newest_wins and not message.of_a_dead_run.get():
-        # By the clocks of two publishers, an older call could win.
+        # Ask the store's clock: by the clocks of two publishers, an older call could win.
         with suppress(SingletonLockError):
             notes.published = store_of(task.app).time(key) or 0
     notes.published = notes.published or time.time_ns() // 1000
@@ -193,7 +193,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
-    """The last member of the header, or `celery.chord_unlock`, publishes the body of a chord."""
+    """Whether the last member of a header, or `celery.chord_unlock`, publishes this call as the body of its chord."""
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -234,7 +234,7 @@ class _QueuedCall:
             if found is None or self.sent:
                 return send(**self.options)
         except BaseException as error:
-            # Errors of the store were handled before; a signal handler may raise at any moment.
+            # If the store has failed, `_mark` ends what it may have left. A signal handler may raise at any moment.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
