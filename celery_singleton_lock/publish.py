@@ -204,7 +204,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 class _QueuedCall:
     """A call that is published only if no other call stands for it."""
 
-    sent: PublishMode = ""
+    publish_mode: PublishMode = ""
     """How to mark a call that is sent in any case, because somebody waits for it."""
 
     def __init__(self, task: Any, notes: message.Notes, options: dict[str, Any], label: str, has_own_id: bool) -> None:
@@ -222,16 +222,16 @@ class _QueuedCall:
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
             # A retry is older than whatever is queued by now.
-            self.sent = "over" if self.is_retry else "anyway"
+            self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
         is_asking = True
         try:
             found = self._mark()
-            if found is not None and not self.sent and endings.unmark_if_ended(self.task, self.key, found):
+            if found is not None and not self.publish_mode and endings.unmark_if_ended(self.task, self.key, found):
                 found = self._mark()
             is_asking = False
-            if found is None or self.sent:
+            if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
             # If the store has failed, `_mark` ends what it may have left. A signal handler may raise at any moment.
@@ -249,7 +249,7 @@ class _QueuedCall:
         try:
             return self._request_mark()
         except StoreRefused:
-            if not self.sent:
+            if not self.publish_mode:
                 raise
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
@@ -268,10 +268,10 @@ class _QueuedCall:
             self.key,
             self.task_id,
             seconds,
-            limit=wanted.limit if wanted.mode == "until_executed" and not self.sent else 0,
+            limit=wanted.limit if wanted.mode == "until_executed" and not self.publish_mode else 0,
             cooldown=0.0 if self.is_retry else wanted.min_hold,
             label=self.label,
-            sent=self.sent,
+            sent=self.publish_mode,
             queue=queue,
             # A caller may use an id of its own again; the publication tells the two calls apart.
             published=self.notes.first_published if self.has_own_id or wanted.newest_wins else 0,
@@ -288,7 +288,7 @@ class _QueuedCall:
 
     def _allow_unmarked(self, error: StoreError, write: Callable[..., None]) -> None:
         policy = self.wanted.on_store_error
-        outcome = "raised" if policy == "raise" and not self.sent else "published"
+        outcome = "raised" if policy == "raise" and not self.publish_mode else "published"
         write("lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
         count(self.store, self.key, "unanswered", self.task.name, policy)
         record(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))

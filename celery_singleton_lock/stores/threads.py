@@ -37,7 +37,7 @@ def waits_stop_greenlets() -> bool:
 
 
 def call_in_hub() -> Callable[[Callable[[], None]], object]:
-    """A function that schedules a call in the hub of these greenlets; with eventlet, only from their own thread."""
+    """The hub's function that takes a callback. With eventlet, only the hub's own thread may call it."""
     library = patched_by()
     if library.__name__ == "gevent":
         return cast("Callable[..., object]", library.get_hub().loop.run_callback_threadsafe)
