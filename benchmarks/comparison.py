@@ -35,7 +35,7 @@ COSTS = {
     TASK_MEMORY: "bytes in Redis while it runs",
 }
 COUNTED = (TASK_TRIPS, TASK_MEMORY)
-ADDED = "thousand instructions added to a task"
+ADDED = "CPU instructions added to a task, in thousands"
 LEFT_OUT = ("raises", "ignores", "hard limit", "retry later", "expired", "by name")
 """Scenarios of which the page says nothing, because another one says it."""
 
@@ -97,7 +97,7 @@ IN_SHORT = {
 """What the README has of the scenarios."""
 RATE = "a task that does nothing: share of plain Celery's rate"
 SEEN_IN_SHORT = (
-    "Played on real workers with real kills. Instructions hardly vary between plays; rates do, so they have quartiles. "
+    "Played on real workers with real kills. Instructions hardly vary between runs; rates do, so quartiles are given. "
     "[More scenarios, and all costs](docs/reference/comparison.md)."
 )
 

@@ -98,20 +98,20 @@ class Lock:
         self._ttl = options.seconds("ttl", ttl, least=1)
         self._limit = options.count("limit", limit)
         self._reentrant = options.flag("reentrant", reentrant)
-        _patience(True, timeout)
+        _seconds_to_wait(True, timeout)
         self.timeout = timeout
         # Keeps the holds of `with` blocks, which end in any context.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
         """Wait for the lock, for at most *timeout* seconds; then raise `LockHeld`."""
-        lease = self._take(_patience(True, self.timeout), _statement())
+        lease = self._take(_seconds_to_wait(True, self.timeout), _statement())
         # Call nothing more: if a signal raised there, nobody would leave the block, and its lease would be renewed.
         assert lease is not None
         return lease
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release the lease of this block, unless that was done; in any context and thread.
+        """Release the lease of this block, from any context or thread, unless it was released before.
 
         Raises:
             SingletonLockError: Nobody in this process has entered the block, or it was left before.
@@ -139,7 +139,7 @@ class Lock:
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
-        lease = await self._take_in_loop(_patience(True, self.timeout), statement)
+        lease = await self._take_in_loop(_seconds_to_wait(True, self.timeout), statement)
         assert lease is not None
         return lease
 
@@ -203,11 +203,11 @@ class Lock:
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
             SingletonLockError: The call would have to wait in a thread that runs an event loop.
         """
-        return self._take(_patience(blocking, timeout))
+        return self._take(_seconds_to_wait(blocking, timeout))
 
     async def aacquire(self, timeout: options.Duration | None = None) -> Lease | None:
         """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing."""
-        return await self._take_in_loop(_patience(True, timeout))
+        return await self._take_in_loop(_seconds_to_wait(True, timeout))
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last. Elsewhere call `lease.release()`.
@@ -281,7 +281,7 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if an error ends an unknown block."""
+        """The hold of the block that *statement* ends; None if the block is unknown and an error ends it."""
         # If two threads leave the same block at once, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
@@ -331,8 +331,8 @@ def _caller() -> tuple[int, object]:
     return threading.get_ident(), task and ref(task)
 
 
-def _patience(blocking: bool, timeout: options.Duration | None) -> float | None:
-    """Seconds to wait; 0 asks once, None waits for as long as it takes."""
+def _seconds_to_wait(blocking: bool, timeout: options.Duration | None) -> float | None:
+    """0 asks once, None waits for as long as it takes."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:

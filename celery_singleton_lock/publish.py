@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
 _MEMORY = 1.0
-# The end of that time, and what to report, by server.
+# By server: the end of that time, and what to report.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
@@ -98,7 +98,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
     """
-    # Read the options first: that waits for another thread to bind the task. Unbound, it has no request.
+    # First, because this waits until another thread has bound the task. An unbound task has no request.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
     notes, key, run = _known_of(task, args, kwargs, options)
@@ -183,7 +183,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
     notes.key = key
     # A main process does not wait for the store.
     if key and not notes.published and task.lock_options.newest_wins and not message.of_a_dead_run.get():
-        # By the clocks of two publishers, an older call could win.
+        # Ask the store's clock: by the clocks of two publishers, an older call could win.
         with suppress(SingletonLockError):
             notes.published = store_of(task.app).time(key) or 0
     notes.published = notes.published or time.time_ns() // 1000
@@ -193,7 +193,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
-    """The last member of the header, or `celery.chord_unlock`, publishes the body of a chord."""
+    """Whether the last member of a header, or `celery.chord_unlock`, publishes this call as the body of its chord."""
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -204,7 +204,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 class _QueuedCall:
     """A call that is published only if no other call stands for it."""
 
-    sent: PublishMode = ""
+    publish_mode: PublishMode = ""
     """How to mark a call that is sent in any case, because somebody waits for it."""
 
     def __init__(self, task: Any, notes: message.Notes, options: dict[str, Any], label: str, has_own_id: bool) -> None:
@@ -222,19 +222,19 @@ class _QueuedCall:
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
             # A retry is older than whatever is queued by now.
-            self.sent = "over" if self.is_retry else "anyway"
+            self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
         is_asking = True
         try:
             found = self._mark()
-            if found is not None and not self.sent and endings.unmark_if_ended(self.task, self.key, found):
+            if found is not None and not self.publish_mode and endings.unmark_if_ended(self.task, self.key, found):
                 found = self._mark()
             is_asking = False
-            if found is None or self.sent:
+            if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # Errors of the store were handled before; a signal handler may raise at any moment.
+            # If the store has failed, `_mark` ends what it may have left. A signal handler may raise at any moment.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -249,7 +249,7 @@ class _QueuedCall:
         try:
             return self._request_mark()
         except StoreRefused:
-            if not self.sent:
+            if not self.publish_mode:
                 raise
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
@@ -268,10 +268,10 @@ class _QueuedCall:
             self.key,
             self.task_id,
             seconds,
-            limit=wanted.limit if wanted.mode == "until_executed" and not self.sent else 0,
+            limit=wanted.limit if wanted.mode == "until_executed" and not self.publish_mode else 0,
             cooldown=0.0 if self.is_retry else wanted.min_hold,
             label=self.label,
-            sent=self.sent,
+            sent=self.publish_mode,
             queue=queue,
             # A caller may use an id of its own again; the publication tells the two calls apart.
             published=self.notes.first_published if self.has_own_id or wanted.newest_wins else 0,
@@ -288,7 +288,7 @@ class _QueuedCall:
 
     def _allow_unmarked(self, error: StoreError, write: Callable[..., None]) -> None:
         policy = self.wanted.on_store_error
-        outcome = "raised" if policy == "raise" and not self.sent else "published"
+        outcome = "raised" if policy == "raise" and not self.publish_mode else "published"
         write("lock.unanswered", "%s", error, key=self.key, task_id=self.task_id, outcome=outcome)
         count(self.store, self.key, "unanswered", self.task.name, policy)
         record(self.store, self.key, "unanswered", outcome, self.task.name, _facts_of(self.task_id))

@@ -74,9 +74,9 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` if the
-            store does not answer. With `"rerun"` and `"replace"` in a queue mode: the longest wait of a debounce.
-        lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
-            if it is unique in the queue.
+            store does not answer. With `"rerun"` and `"replace"` in a queue mode: how long newer calls may delay a run.
+        lock_min_hold: The least seconds for which the key stays taken: from the start of a run or, in a queue mode,
+            from the publication.
         lock_min_hold_on_failure: False: a run that fails, dies or loses its lease leaves the key free at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline (prefork on Linux).
@@ -90,10 +90,10 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # In place of `track_started`: Celery stores STARTED first, so a second delivery would hide the end of the first.
+    # In place of `track_started`: Celery would store STARTED before our `__call__`, over the end of another delivery.
     stores_started: bool = False
-    # The task id of the last run that has left nothing to do. `after_return` reads it, because the request is slow to
-    # find. `after_return` skips a later run of this id; the `task_postrun` receiver cleans up.
+    # The task id of the last run that has left nothing to do. `after_return` then need not find the request, which is
+    # slow. If a later run of the same id has left something, the `task_postrun` receiver releases it.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -144,7 +144,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         super().__setattr__(name, value)
         self._forget(name)
         if name == "__trace__":
-            # A worker makes the task ready to run, perhaps twice.
+            # A worker that starts sets this: connect our receiver now.
             listen_for(self)
         elif name == "track_started" and self.is_lockable:
             vars(self).update(track_started=False, stores_started=bool(value))
@@ -289,7 +289,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's, unless the run was replaced. In `until_executed` its call counts as queued until *sig* ends."""
+        """As Celery's, unless the run was asked to stop. In `until_executed` the call is queued until *sig* ends."""
         run = message.run_of(self.request)
         if run is None:
             return super().replace(sig)
@@ -319,7 +319,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # A strategy takes the timer of its consumer and the request class of its task, when it is made.
+        # When it is made, a strategy takes the timer of its consumer and the request class of its task.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -341,7 +341,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
-        """The run of this call; None for a task of Celery, a direct call, and a call inside or after its own run."""
+        """The run of this call; None for a task of Celery, a direct call, and a second call of a request."""
         if not self.is_lockable:
             return None
         request = message.request_of(self)
@@ -372,7 +372,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # Let the body call its task, and `on_success` too if `__call__` is ours.
+        # The body may call its task. So may `on_success`, if no subclass overrides `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

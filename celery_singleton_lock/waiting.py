@@ -39,9 +39,9 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds that a started run has to ask for its lock.
 _ASKS_WITHIN = 1.0
-# Seconds for which the pool `solo` starts no woken message after a redelivered one.
+# Seconds for which the pool `solo` holds back woken messages after a redelivered one, to read those behind it.
 _READS_FOR = 1.0
-# Seconds until a redelivered message asks by itself there.
+# Seconds until a redelivered message asks by itself in the pool `solo`.
 _ASKS_AFTER = 10.0
 
 
@@ -62,7 +62,7 @@ class Waiting(InLine):
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
-        # Wake the event loop, which then asks RabbitMQ for another message instead of this one.
+        # Wake the event loop, which then raises RabbitMQ's prefetch count for another message.
         self.messages.ring()
         return True
 
@@ -153,7 +153,7 @@ class WaitingMessages(StartStopStep):
             now = time.monotonic()
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
-            # If its countdown has ended meanwhile, it would leave the line, and ask in no order with the others.
+            # If its countdown has ended meanwhile, it would leave the line, and ask out of order.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
         # Weak: a cancelled entry stays in the timer until its time, and would keep the message.
@@ -162,7 +162,7 @@ class WaitingMessages(StartStopStep):
         return waiting.entry
 
     def _go(self, known: "ref[Waiting]", *_: Any) -> None:
-        """Start the message, unless its turn was woken just as its time came, and it has started."""
+        """Start the message, unless it has started already, because its turn was woken as its time came."""
         if (waiting := known()) is not None and waiting in self.waiting:
             # A consumer that stops in another thread may forget the message meanwhile.
             self.waiting.discard(waiting)
@@ -173,7 +173,7 @@ class WaitingMessages(StartStopStep):
             waiting.go()
 
     def requests_of(self, task: Any) -> type[Any]:
-        """The class for requests of the task: ours if new calls may wait here. Refused, they would only take turns."""
+        """The class for requests of the task: ours if new calls may wait here. A refusal would only give them turns."""
         given: type[Any] = task.Request
         try:
             options = task.lock_options
@@ -181,7 +181,7 @@ class WaitingMessages(StartStopStep):
             return given
         takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
         is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
-        # Beside quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
+        # With quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
         if not (task.is_lockable and takes_turns and is_patient) or broker_delays(task.app):
             return given
         return type("Request", (RequestInTurn, given), {"messages": self})
@@ -201,7 +201,7 @@ class WaitingMessages(StartStopStep):
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
-        # Not by Celery's timer: its thread would end a second late, and in gevent this look could not be cancelled.
+        # Not on Celery's timer: the worker would stop a second late, and under gevent the look could not be cancelled.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
             self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
@@ -229,7 +229,7 @@ class WaitingMessages(StartStopStep):
         return bool(received)
 
     def _go_early(self, waiting: Waiting) -> None:
-        """Let the timer start the message now, in the thread in which it starts those that are due."""
+        """Let the timer start the message now, in the timer's own thread."""
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
@@ -276,15 +276,15 @@ class RequestInTurn(SingletonRequest):
         return way if way in ("first", "copy") and not run.is_later_attempt(message, notes) else ""
 
     def _stand_in_line(self, *, may_be_copy: bool) -> None:
-        self._in_line = self.place_in_line()
+        self._in_line = self.entry_in_line()
         if self._in_line is not None:
             self._in_line.claim.may_be_copy = may_be_copy
             delay = policies.delay_in_line(self.task, self._request_dict.get("expires"), self._in_line.timeout)
-            # So Celery keeps the message in its timer.
+            # With an ETA, Celery keeps the message in its timer.
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 
     def in_line(self) -> InLine | None:
-        """Its entry in the line, even before its run has asked."""
+        """The message's entry in the line, also before its run has asked."""
         return self._in_line or super().in_line()
 
     @property

@@ -37,8 +37,8 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# A child renews every third of a ttl. After ttl / _LATE without a renewal it needs help.
-_LATE = 2.5
+# A child renews every third of a ttl. After this part of a ttl without a renewal it needs help.
+_NEEDS_HELP_AFTER = 0.4
 _ROUNDS_PER_TTL = 8
 _RENEWAL_BOUND = 2.0
 
@@ -80,7 +80,7 @@ def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
 
 
 class SingletonRequest(Request):
-    is_looked_after = False
+    has_renewer = False
     _accepted_at = float("inf")
     _held_at_death: Holder | None = None
 
@@ -100,12 +100,12 @@ class SingletonRequest(Request):
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
         # A pool runs all tasks in children, or none.
-        if not self.is_looked_after:
+        if not self.has_renewer:
             if self._runs_in_a_child():
                 # The child reports wrong settings.
                 with suppress(SingletonLockError):
                     child_lease_renewer.start(self.task.lock_options.ttl)
-            type(self).is_looked_after = True
+            type(self).has_renewer = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         error = exc_info.exception
@@ -133,8 +133,8 @@ class SingletonRequest(Request):
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the stored end of a call whose worker shuts down: Celery would store RETRY over it."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
-        # The clock of its publisher may be ahead of ours.
         lease = self.lease
+        # Take the earlier time: the publisher's clock may be ahead of ours.
         since = min(lease.claim.message, round(received * 1_000_000)) if lease is not None else 0
         kept = endings.final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
@@ -173,11 +173,11 @@ class SingletonRequest(Request):
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """As `place_in_line`; None if the message waits for no turn."""
+        """As `entry_in_line`; None if the message waits for no turn."""
         notes = self._notes()
-        return self.place_in_line() if notes.rank or notes.waits_as_next else None
+        return self.entry_in_line() if notes.rank or notes.waits_as_next else None
 
-    def place_in_line(self) -> InLine | None:
+    def entry_in_line(self) -> InLine | None:
         """The message's entry in the line; None if its lock cannot be known here."""
         lease = self.lease
         if lease is None:
@@ -194,14 +194,14 @@ class SingletonRequest(Request):
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
 
-    def look_after_child(self) -> Holding | None:
+    def find_late_lease(self) -> Holding | None:
         """The child's lease, if its heartbeat should have renewed it by now."""
         options = self.task.lock_options
         # With `kill`, a child that cannot renew its lease has to die.
         if options.on_lost == "kill" or not self._runs_in_a_child():
             return None
         # A dead child needs no help, and a stopped one may stay stopped for ever.
-        runs_for_long = time.monotonic() - self._accepted_at > options.ttl / _LATE
+        runs_for_long = time.monotonic() - self._accepted_at > options.ttl * _NEEDS_HELP_AFTER
         return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
     def _release_once_dead(self, *, is_redelivered: bool, has_died: bool = False) -> None:
@@ -223,9 +223,9 @@ class SingletonRequest(Request):
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release a dead child's lease, and report the death, and the loss if the timer of the lease has killed it."""
+        """Release a dead child's lease. Report the death, and the loss if the lease's timer has killed the child."""
         try:
-            # Remember the holder: its release deletes it, and a survey hides an expired one.
+            # Remember the holder: the release deletes its entry, and a survey hides an expired one.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -234,8 +234,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If another run has taken the place, that run reports the death. If `mine` is None, an earlier release has
-        # worked, and only its answer was lost.
+        # If the lease is lost, the run that has taken the place reports the death. But if the survey did not find the
+        # lease, our own earlier release has removed it, and only the answer was lost.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -289,7 +289,7 @@ class ChildLeaseRenewer:
         for request in active_requests():
             # A task with wrong settings, which its child reports, must not cost the others their renewal.
             with suppress(Exception):
-                if (lease := request.look_after_child()) is not None:
+                if (lease := request.find_late_lease()) is not None:
                     late.setdefault(lease.store.part_of(lease.key), []).append(lease)
         for leases in late.values():
             with suppress(Exception):
@@ -350,7 +350,7 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `call_soon`, which would acknowledge after the bodies of all due messages: too late for some brokers."""
+    """As `call_soon`, but acknowledge at once: after the bodies of all due messages it is too late for some brokers."""
     if getattr(function, "__name__", "") == "ack_log_error":
         # If the acknowledgement fails, let Celery repeat it later.
         with suppress(Exception):
@@ -374,7 +374,7 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
                 continue
             except SingletonLockError as error:
                 silent[part] = error
-        text = "a copy of it may run: %s"
+        text = "a copy of this message may run: %s"
         log.warning("lock.done_marker_failed", text, silent[part], key=lease.key, task_id=request.id)
 
 
@@ -382,7 +382,7 @@ def _flush(pool: Any, jobs: dict[int, Any]) -> None:
     """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget jobs whose process has not reported a
-    start. As a worker stops, such a process waits 30 s for its result to be read.
+    start. As a worker stops, the process of a forgotten job waits 30 s in vain for its result to be read.
     """
     stops = state.should_stop is not None
     running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001

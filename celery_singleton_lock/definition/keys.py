@@ -218,7 +218,7 @@ class KeyMaker:
         if isinstance(choice, str):
             fill = partial(choice.format_map, arguments)
             if not (self._has_bare_fields and are_plain(arguments.values())):
-                # The refusal of sets takes several times as long.
+                # These may show a set, which `_FORMATTER` refuses. Formatting by it takes several times as long.
                 fill = partial(_FORMATTER.vformat, choice, (), _plain_items(arguments))
             return _WRITERS[str](_made_by_user(choice, fill))
         try:

@@ -16,7 +16,7 @@ _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379  # where Celery's result backend looks for sentinels if the URL names no port
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The app's attribute: the URL that was assigned when the store was opened, and the store.
+# The app's attribute that keeps the URL which was assigned when the store was opened, and the store.
 _STORE = "_singleton_lock_store"
 # The hard and the soft time limit of this process's worker: Celery does not pass them on to pool processes.
 limits_of_worker: list[float | None] = [None, None]

@@ -21,7 +21,7 @@ _BOUND = 1.0
 # Beyond these the oldest are dropped, if a store is silent.
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
-"""The start of each event in the history. Its hash has one other field, `last`: a number."""
+"""The start of each event in the history, whose hash has one other field, `last`: a number."""
 # Outcomes that are not in the history, because the call goes on, or was a copy of another delivery.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
@@ -61,7 +61,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event after `heartbeat.watch`, which checks for a fork. Elsewhere use `count`, which checks.
+        """Count an event without a check for a fork. Call this only after `heartbeat.watch`, else `count`.
 
         *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
         """
@@ -110,7 +110,7 @@ class Counters:
                 # If a request during the flush opened a second connection, it would stay open.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
-                text = "%s; the counts are kept and sent with the next"
+                text = "%s; the counts are kept, and sent in five seconds"
                 why = getattr(error, "problem", error)
                 log.info("lock.counters_failed", text, why, store=store.address)
 

@@ -24,8 +24,7 @@ _SHORTEST_PAUSE = 0.05
 _LONGEST_RENEWAL = 5.0
 # Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
-# For each beat.
-_MOST_LINES = 10
+_MOST_LINES = 10  # in the log, for each beat
 _NEVER = float("inf")
 
 
@@ -33,7 +32,7 @@ class RenewalThread(DaemonThread):
     """Renews the leases of this process at one server when they are due.
 
     Beside greenlets, this is a native thread with a client of its own, so that no greenlet can starve it. A greenlet
-    writes the log and calls event loops, whose locks only greenlets may take.
+    writes the log and calls event loops: both have locks that only greenlets may take.
     """
 
     is_native = True
@@ -77,11 +76,11 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        # Beside greenlets the thread goes on: its client may have an event loop, which nobody would close.
+        # Beside greenlets the thread stays: if it ended, nobody would close the event loop of its client.
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
-        # A thread that has ended may have been started again.
+        # A thread that ends is removed from `_threads`, and may be started again.
         _threads.setdefault(self._where, self)
         # A lease that is added after `watched` has looked must wake this thread.
         self._wakes_at = _NEVER
@@ -112,8 +111,7 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # A late beat asks the store even after the deadline: the key may still be free, or the main process of a
-            # worker may have renewed the lease.
+            # A late beat renews even after the deadline: the key may be free, or a main process may have done so.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too: otherwise each of thousands would cost a request.
@@ -166,8 +164,7 @@ class RenewalThread(DaemonThread):
             self._greenlet.put(call)
 
 
-# By pid, because after a fork the threads are the parent's. By server, because a silent one must not cost the leases at
-# the others.
+# By pid: after a fork, the threads are the parent's. By server: a silent one must not cost the leases at the others.
 _threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
 

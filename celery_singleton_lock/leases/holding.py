@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002
-# A renewal that is late by less than a fourth of the ttl is not worth a line in the log.
-_LATE = 4
+# A renewal that is late by less than this part of a ttl is not worth a line in the log.
+_LATE_AFTER = 1 / 4
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds that a process has to report the loss of a lease before it is killed for that loss.
@@ -57,7 +57,6 @@ class State(IntEnum):
 
 # Module globals: `State.NEW` costs a function call before Python 3.12.
 NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
-# In the order of the states.
 _LEADS_TO = (
     (ASKING,),
     (HELD, NEW, QUEUED, RELEASED),
@@ -251,7 +250,7 @@ class Holding:
         if now < self.next_renewal <= self.deadline:
             return 0.0
         late = now - min(self.next_renewal, self.deadline)
-        if late <= self.ttl / _LATE or self._told_late_for == self.deadline:
+        if late <= self.ttl * _LATE_AFTER or self._told_late_for == self.deadline:
             return 0.0
         self._told_late_for = self.deadline
         return late
@@ -259,7 +258,7 @@ class Holding:
     def check(self) -> None:
         reason: errors.NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
-            # The heartbeat got no time to run, but the main process of a worker may have renewed the lease.
+            # The heartbeat got no time to run, but a main process may have renewed the lease.
             sent_at = clock()
             with suppress(errors.StoreError):
                 (answer,) = self.store.renew([self.claim], _LATE_BOUND)
@@ -281,7 +280,7 @@ class Holding:
             self.report_lost(reason)
 
     def report_lost(self, reason: errors.LostReason) -> None:
-        # First: otherwise another thread could see the state without its reason. An earlier reason stays.
+        # First, because `_on_lost` and receivers read the reason. An earlier one stays.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
             # If what follows hangs, the kernel kills this process, and its parent tells of the loss.

@@ -36,8 +36,8 @@ class Lease:
     before a step that must not happen twice, and hand `fence` to a resource that can compare it with the greatest it
     has seen.
 
-    The heartbeat renews an unreleased lease every third of its ttl, while its run, the acquiring context or any
-    reference to it lasts.
+    The heartbeat renews an unreleased lease every third of its ttl, for as long as its run lasts, or the context that
+    acquired it, or a reference to it.
 
     Attributes:
         key: The lock key.
@@ -184,9 +184,8 @@ def has_locked(key: str) -> bool:
     return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in Hold.known())
 
 
-# In an event loop. Threads of our own ask the store, because the executor of the loop may be busy. A waiting coroutine
-# costs a channel of the listener, and no thread. If it is cancelled, a request that is under way goes on, and a lease
-# that the request brings is given back.
+# In an event loop. Threads of our own ask the store, because the executor of the loop may be busy. If a coroutine is
+# cancelled, its request goes on in a thread, and a lease that the request brings is given back.
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
@@ -239,7 +238,7 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
             try:
                 await rung.wait()
             finally:
-                # It has a copy of the caller's context, and so its leases.
+                # A pending alarm keeps the caller's context alive, and so its leases.
                 alarm.cancel()
             rung.clear()
             answer = await requests.acquire()

@@ -47,7 +47,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# The scripts' word that wakes a turn. At any other word, such as `near`, the turn looks.
+# The scripts' word that wakes a turn. At any other word, such as `near`, the thread looks.
 _FREE = "free"
 _SOON = 2.0
 # Seconds until the next look after a message was let go: another place may be free.
@@ -81,7 +81,7 @@ class InLine:
         return True
 
     def is_expected(self) -> bool:
-        """A run of this process is about to take the place that a new message finds free. So it stays."""
+        """A run of this process is about to take the place that a new message finds free: the message stays."""
         return False
 
 
@@ -130,7 +130,7 @@ def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) 
 
 @contextmanager
 def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
-    """Yield `wait(seconds)` for a thread or greenlet. A message on *channel* ends it, even an earlier one."""
+    """Yield `wait(seconds)` for a thread or greenlet. A ring of *channel* ends the wait, even an earlier ring."""
 
     def ring(_: str) -> None:
         # A full socket has woken its reader already, and a closed one has none.

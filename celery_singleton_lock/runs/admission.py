@@ -13,12 +13,12 @@ from celery_singleton_lock.leases.counters import count, record
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.endings import Ended, Reason, unmark_if_ended, until_expired, workflows_of
 from celery_singleton_lock.runs.message import has_copies, publish_again
-from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joined, jittered
+from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits, fate_of_copy, fate_of_joiner, jittered
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import ACQUIRE_BOUND, Conflict, Done, Grant, Holder
 
 _FIRST_DELAY = 0.25
-# Seconds that each try has at least: less would never reach a far-away store.
+# The least seconds for a try: in less, a far-away store never answers.
 _SHORTEST_PATIENCE = 0.5
 # Seconds between two requests of one call to a store that stays away.
 _LONGEST_DELAY = 60.0
@@ -56,8 +56,8 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # `fate_of_joined` may send the claim. After `complete`, that would leave a turn or a successor.
-    if notes.joins and (fate := fate_of_joined(run)) is not None:
+    # First: `fate_of_joiner` may send the claim, and a completed claim would leave a turn or a successor.
+    if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
     if options.mode == "until_executing":
@@ -88,8 +88,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # A skip loses the work if the call in the way has ended. A skip for a queued call that never comes
-        # loses a later attempt.
+        # A skip loses the work if the call in the way has ended. A later attempt that is skipped for a queued call
+        # is lost if that call never comes.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -116,7 +116,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # A link of the last step is no step. Celery publishes it before the result, which ends the mark.
+    # A callback of the last step is no step, but Celery publishes it before the stored result ends the mark.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -159,14 +159,14 @@ def _nearest(run: Run) -> Policy:
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # The run that published this retry may not have ended here, so a skip would lose the retry.
+        # The run that published this retry may still have the lock, so a skip would lose the retry.
         return POLICIES["wait"]
     if policy.waits_in == "broker":
         return POLICIES["raise" if run.request.is_eager else "wait"]
     return policy
 
 
-# The part of a time limit that a run may wait in its slot; the rest is for the body.
+# For this part of its time limit a run may wait in its slot. The rest is for the body.
 _SHARE = 1 / 4
 
 
@@ -197,7 +197,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # This is the retry of a run that was asked to stop. No other delivery ends its marks.
+        # A dropped call that is no copy is the retry of a run that was asked to stop: nobody else ends its marks.
         run.unmark()
     run.was_passed_on = True
     # `Retry` would hide the state of the other delivery.

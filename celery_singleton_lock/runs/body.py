@@ -159,7 +159,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
     """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
 
-    `end_workflows` ends the mark. If its worker lacks this library, the next caller looks for the result of the call.
+    The mark is ended by `end_workflows` or, if the last step's worker lacks this library, by the next caller.
     """
     task = run.task
     options = run.options

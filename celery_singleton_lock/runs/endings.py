@@ -156,7 +156,7 @@ def _moment_of(kept: Mapping[str, Any]) -> int:
 
 
 # Seconds for which to try to end a mark.
-_PATIENCE = 60.0
+_TRIES_FOR = 60.0
 A_MOMENT = 0.001
 """The shortest time that the store knows, in seconds."""
 
@@ -191,11 +191,11 @@ def unmark(
         except StoreError:
             in_background = True
     if may_arrive or in_background:
-        background.submit(PendingRelease(partial(store.part_of, key), clock() + _PATIENCE, end, may_arrive=may_arrive))
+        background.submit(PendingRelease(partial(store.part_of, key), clock() + _TRIES_FOR, end, may_arrive=may_arrive))
 
 
 def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:
-    """End the mark of a queued call if the call, or its workflow, has ended. Its message may still be on its way."""
+    """End the mark of a queued call if the call, or its workflow, has ended, even if its message may still come."""
     has_ended = found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
     if has_ended:
         unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)

@@ -69,7 +69,7 @@ class Notes:
     is_copy: bool = False  # the message may have been delivered before
     joins: str = ""  # the task id of the run that the call has joined
     joins_fence: int = 0  # fence of the joined run, as last seen; a lower bound until that run begins
-    joins_since: int = 0  # the joined run's publication if its task id has an older result that must not count; else 0
+    joins_since: int = 0  # a result of the joined task id that is older than this does not count; 0: any counts
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
     is_bare: bool = False  # the message came without notes, so each delivery of it makes up another `published`
@@ -241,7 +241,7 @@ def replacing(run: Origin) -> AbstractContextManager[None]:
 
 
 def origin_here() -> Origin | None:
-    """The run that the calling code replaces by a publication or, in eager mode, by an inner run."""
+    """The run that the calling code replaces. In eager mode, the call that replaces it runs inside."""
     run = origin.get()
     if run is None:
         return None
@@ -252,7 +252,7 @@ def origin_here() -> Origin | None:
 
 
 def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
-    """Publish a call of a dead process again under the key of its *notes*: a main process runs no user code."""
+    """Within this context, a dead process's call is published under the key of its *notes*, without user code."""
     return _inside(of_a_dead_run, notes.of_the_call())
 
 
@@ -332,7 +332,7 @@ def stores_retry_once(kind: Any) -> Callable[..., Any]:
 
 
 # Seconds to wait for a broker that restarts.
-_PATIENCE = 60.0
+_LONGEST_RESTART = 60.0
 _PAUSE = 0.5
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
@@ -365,7 +365,7 @@ def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
         retry=True,
         **_as_it_came(run),
     )
-    give_up_at = clock() + _PATIENCE
+    give_up_at = clock() + _LONGEST_RESTART
     try:
         while True:
             try:

@@ -26,7 +26,7 @@ _FOR_EVER = float("inf")
 
 class Refused(NamedTuple):
     outcome: ConflictOutcome
-    holder: Holder  # in its way
+    holder: Holder  # in the way of the run
     words: str = ""  # why the run is skipped, for its result
     delay: float = 0.0  # of the requeued message, in seconds
     notes: Mapping[str, Any] = {}  # to change on the requeued message
@@ -181,7 +181,7 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), _FOR_EVER
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # Its result is about to be stored. If its process dies before that, this delivery runs.
+        # The other run is about to store its result. If its process dies before that, this delivery runs.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
@@ -190,7 +190,7 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
 _RESULT_GRACE = 1.5
 
 
-def fate_of_joined(run: "Run") -> Ended | Refused | None:
+def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     """The decision about a run that has joined another; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
@@ -213,8 +213,8 @@ def fate_of_joined(run: "Run") -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` may end much later, so `_tell_joiners` has stored its fence. The
-    # wait is bounded, because a message may be lost.
+    # A run that goes on by `retry()` or `replace()` has stored its fence by `_tell_joiners`. Its end may be far, so
+    # wait longer; but not for ever, because its message may be lost.
     goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     free_since = notes.free_since or state.at
@@ -224,7 +224,7 @@ def fate_of_joined(run: "Run") -> Ended | Refused | None:
 
 def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # A result that exists already is that of an earlier run with this id. Only a later one counts.
+    # If there is a result already, an earlier run with this id has left it. Only a later one counts.
     since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet. Its fence will be greater than this time of the store.
     fence = at if holder.goes_before else holder.fence
@@ -251,7 +251,7 @@ def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
         try:
-            # SUCCESS could not be overwritten with the fence of a later run.
+            # Not SUCCESS: a later run could not overwrite that with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
@@ -268,7 +268,7 @@ def _may_be_joined(task: Task) -> bool:
 
 def _fence_told(task: Task, task_id: str) -> int:
     """The fence of the last run of this call that told its joiners to wait for a later attempt; 0 if none did."""
-    # A later run writes it again, so do not read it from a cache.
+    # Not from a cache: a later run writes another fence.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 

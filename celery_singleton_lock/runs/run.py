@@ -40,7 +40,7 @@ class Phase(IntEnum):
     ASKING = 0  # the run has no lock yet
     RUNNING = 1  # the body runs under a lease
     UNLOCKED = 2  # the body runs without a lease
-    ENDED = 3  # the marker does not say yet that the result is stored
+    ENDED = 3  # the body has ended, and its result is not known to be stored
     OVER = 4  # nothing is left to do
 
 
@@ -155,7 +155,7 @@ class Run(RequestState):
     def store_retry(self, why: BaseException | None, key: str, *, may_be_over: bool = False) -> None:
         """Store RETRY before the message leaves: Celery would store it later, perhaps over the end of the next attempt.
 
-        If *may_be_over*, another delivery may have stored its end, so store nothing.
+        If the call *may_be_over*, store nothing: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
@@ -210,7 +210,7 @@ class Run(RequestState):
 
     def __enter__(self) -> None:
         if self.way == "item":
-            # If its map stayed the current task, other tasks that the body calls directly would count as items.
+            # If the map stayed the current task, other tasks that the body calls directly would count as items.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
@@ -241,7 +241,7 @@ class Run(RequestState):
             self.unmark()
 
     def finish(self, *, is_interrupted: bool = False) -> None:
-        """Leave nothing behind once the result is stored. If Celery *is_interrupted* by an error, it may not be."""
+        """Leave nothing behind once the result is stored; it may be missing if an error has interrupted Celery."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored(is_interrupted=is_interrupted)
