@@ -241,7 +241,7 @@ class _QueuedCall:
         return self._result_of(found)
 
     def _mark(self) -> Holder | None:
-        part = self.store.part_of(self.key)
+        part = self.store.servers.part_of(self.key)
         silence = _silences.get(part)
         if silence is not None and clock() < silence[0]:
             self._allow_unmarked(StoreError(*silence[1:]), log.info)

@@ -290,7 +290,7 @@ class ChildLeaseRenewer:
             # A task with wrong settings, which its child reports, must not cost the others their renewal.
             with suppress(Exception):
                 if (lease := request.find_late_lease()) is not None:
-                    late.setdefault(lease.store.part_of(lease.key), []).append(lease)
+                    late.setdefault(lease.store.servers.part_of(lease.key), []).append(lease)
         for leases in late.values():
             with suppress(Exception):
                 _renew(leases)
@@ -365,7 +365,7 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
         lease = request.lease
         if lease is None:
             continue
-        part = lease.store.part_of(lease.key)
+        part = lease.store.servers.part_of(lease.key)
         # Let only the first run wait for a store that is away.
         if part not in silent:
             try:

@@ -174,7 +174,7 @@ def watch(holding: "Holding") -> None:
     A signal may raise anywhere in here, so this function and the threads share no lock.
     """
     store = holding.store
-    where = holding.pid, store.part_of(holding.key) if store.has_parts else store
+    where = holding.pid, store.servers.part_of(holding.key) if store.servers.is_sharded else store
     thread = _threads.get(where)
     if thread is None:
         counters.ensure_own()

@@ -357,7 +357,7 @@ class Holding:
     def pending_release(self) -> PendingRelease:
         release = partial(self.store.release, self.claim, self.grant.place, self.ending)
         give_up_at = clock() + max(self.ttl, self.ending.kept if self.ending is not None else 0.0)
-        part = partial(self.store.part_of, self.key)
+        part = partial(self.store.servers.part_of, self.key)
         return PendingRelease(part, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop_keeping(self) -> None:

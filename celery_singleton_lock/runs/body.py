@@ -139,9 +139,9 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
     by = None
     try:
         if is_broken:
-            by = run.store.broken_by(run.claim)
+            by = run.store.asked_to_stop_by(run.claim, "broken")
         else:
-            successor = run.store.replaced_by(run.claim)
+            successor = run.store.asked_to_stop_by(run.claim, "replaced")
         if run.stored_retry:
             # A retry must not run after the newer run, or after the end that a person has asked for.
             marker = marker_of(run.task_id, run.notes.published)

@@ -191,7 +191,9 @@ def unmark(
         except StoreError:
             in_background = True
     if may_arrive or in_background:
-        background.submit(PendingRelease(partial(store.part_of, key), clock() + _TRIES_FOR, end, may_arrive=may_arrive))
+        background.submit(
+            PendingRelease(partial(store.servers.part_of, key), clock() + _TRIES_FOR, end, may_arrive=may_arrive)
+        )
 
 
 def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:

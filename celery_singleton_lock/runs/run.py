@@ -268,7 +268,7 @@ class Run(RequestState):
             except StoreError as error:
                 text = "until the marker is written in the background, a copy of this message may run: %s"
                 log.warning("lock.done_marker_failed", text, error, key=self.key, task_id=self.task_id)
-        background.submit(PendingRelease(partial(self.store.part_of, self.key), clock() + ending.kept, mark))
+        background.submit(PendingRelease(partial(self.store.servers.part_of, self.key), clock() + ending.kept, mark))
 
     def unmark(self) -> None:
         """End the marks of a call whose message has ended for good."""

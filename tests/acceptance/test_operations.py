@@ -398,7 +398,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(operate: Operate, stor
         (held, "queued", "id-behind"),
         (cooling, "quiet", "id-cooling"),
     }
-    assert store.broken_by(claim(held)) is None
+    assert store.asked_to_stop_by(claim(held), "broken") is None
 
 
 def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(operate: Operate, store: Store) -> None:
@@ -415,7 +415,7 @@ def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(operate: Operate, s
 
     after = store.survey([key])[0]
     assert [mark.state for mark in after.marks] == [mark.state for mark in before.marks]
-    assert store.broken_by(claim(key)) is None
+    assert store.asked_to_stop_by(claim(key), "broken") is None
 
 
 class Terminal:
@@ -466,7 +466,7 @@ def test_who_has_come_while_a_person_was_thinking_is_left_alone(store: Store) ->
 
     assert code == NO
     assert "Nothing was done" in said
-    assert store.broken_by(claim(key, token="another")) is None
+    assert store.asked_to_stop_by(claim(key, token="another"), "broken") is None
 
 
 def test_one_of_several_holders_is_meant_by_its_name(operate: Operate, store: Store) -> None:

@@ -65,7 +65,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.record("singleton:v3:history", ["an event"], 1.0)
     store.survey([KEY])
     Inventory(store).break_lock(KEY, ["a"], "alice", marks=True, force=True)
-    store.broken_by(claim)
+    store.asked_to_stop_by(claim, "broken")
 
 
 def test_who_lists_locks_needs_one_right_more(server: Server) -> None:

@@ -227,14 +227,14 @@ def break_in_the_admin() -> Any:
         "unknown key": sent(operator, page, "celery-task-meta-1", "x"),
         "gone lease": sent(operator, page, all_of.free, "the-holder"),
     }
-    before = [store.broken_by(all_of.held), all_of.noted()]
+    before = [store.asked_to_stop_by(all_of.held, "broken"), all_of.noted()]
     asked = sent(operator, page, key, "the-holder")
     store.mark_queued(all_of.free, "the-queued", 60.0, limit=0, cooldown=0.0)
     return {
         "refused": refused,
         "before": before,
         "asked": asked,
-        "by": store.broken_by(all_of.held),
+        "by": store.asked_to_stop_by(all_of.held, "broken"),
         "shown": "asked to stop by operator@10.0.0.7" in operator.get(PAGE).content.decode(),
         "dropped": sent(operator, page, all_of.free, ""),
         "noted": [[name, {key: "held", all_of.free: "free"}[about], text] for name, about, text in all_of.noted()],

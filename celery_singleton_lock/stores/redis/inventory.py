@@ -117,7 +117,7 @@ class Inventory:
         try:
             # Use the key's part, which names its server in an error.
             tried = partial(self._servers.call, key, self._commands_on(key))
-            self._store.part_of(key).persist(tried, until - clock())
+            self._store.servers.part_of(key).persist(tried, until - clock())
             self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas)
             _, renewed = self._store.renew_once(holders, until)
             if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
@@ -136,7 +136,7 @@ class Inventory:
         nobody = f"{key}:nobody"
         named += [packed("TIME"), packed("EVAL", "return 1", "0")]
         named += [packed(self._servers.publish, nobody, ""), packed(self._servers.unsubscribe, nobody)]
-        if self._store.has_parts:
+        if self._store.servers.is_sharded:
             # ASKING is needed only while slots move: too late to learn that the right is missing.
             return [*named, packed("ASKING")]
         # A server that answers for keys of many slots is no part of a cluster.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from os import getpid
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from redis import ConnectionPool, exceptions
 
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores import records
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder, LockState, Verdict
 from celery_singleton_lock.stores.redis import Input, encoding, packed
-from celery_singleton_lock.stores.redis.answers import Part, is_passing, problem_of
+from celery_singleton_lock.stores.redis.answers import is_passing, problem_of
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
@@ -49,10 +49,8 @@ class Store:
         self.replicas: int = replicas
         self.servers: Connections = self._connect(url, options)
         self.address: str = self.servers.address
-        self.has_parts: bool = self.servers.is_sharded
-        self.part_of: Callable[[str], Part] = self.servers.part_of
         # In a cluster, the keys of a script have to be in one slot.
-        self._renewals_per_script = 1 if self.has_parts else encoding.RENEWALS_PER_SCRIPT
+        self._renewals_per_script = 1 if self.servers.is_sharded else encoding.RENEWALS_PER_SCRIPT
         self._listeners: dict[int, Listener] = {}  # by pid, because a forked child needs its own
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
@@ -113,7 +111,7 @@ class Store:
 
         A message with `turn_for` but no `rank` takes a turn, unless a place is free.
         """
-        command = encoding.ACQUIRE.on(claim.key, *encoding.acquire_arguments(claim, looks=True))
+        command = encoding.packed_acquire(claim, looks=True)
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
@@ -285,11 +283,9 @@ class Store:
         """All holders of *key* and its cool-downs, sorted by their ends."""
         return list(self.survey([key])[0].places)
 
-    def broken_by(self, claim: Claim) -> str | None:
-        return cast("str | None", self.call("HGET", claim.key, f"broken:{claim.token}"))
-
-    def replaced_by(self, claim: Claim) -> str | None:
-        return cast("str | None", self.call("HGET", claim.key, f"replaced:{claim.token}"))
+    def asked_to_stop_by(self, claim: Claim, how: Literal["broken", "replaced"]) -> str | None:
+        """The person who has broken the lock, or the task id of the successor that replaces the holder."""
+        return cast("str | None", self.call("HGET", claim.key, f"{how}:{claim.token}"))
 
     def run(self, script: Script, key: str, *arguments: str, bound: float = RELEASE_BOUND) -> Any:
         """The reply to a script about *key*."""
@@ -303,7 +299,7 @@ class Store:
         sent_at = clock()
         tries = 0
         # Try a single server directly, which is faster. That may take REPLY_TIMEOUT: shorter bounds go to `persist`.
-        if not (self.has_parts or replicas or part.is_away) and bound > REPLY_TIMEOUT:
+        if not (self.servers.is_sharded or replicas or part.is_away) and bound > REPLY_TIMEOUT:
             try:
                 (reply,) = self.servers.call(key, (command,), sent_at + bound)
             except exceptions.NoScriptError:

@@ -117,7 +117,7 @@ class Breaking(Contract):
         refused(store.acquire(claim("b")))
         assert store.renew([claim("a")], 1.0) == [Renewal.BROKEN]
         refused(store.acquire(claim("b")))
-        assert store.broken_by(claim("a")) == ALICE
+        assert store.asked_to_stop_by(claim("a"), "broken") == ALICE
         assert store.release(claim("a"), 1) == RELEASED
         granted(store.acquire(claim("b")))
 
@@ -129,7 +129,7 @@ class Breaking(Contract):
 
         assert granted(store.acquire(claim("b"))).took_over
         assert store.renew([claim("b")], 1.0) == [Renewal.RENEWED]
-        assert store.broken_by(claim("a")) is None
+        assert store.asked_to_stop_by(claim("a"), "broken") is None
 
     def test_marks_go_at_once(self, store: Store) -> None:
         granted(store.acquire(call("a")))

@@ -434,7 +434,10 @@ class Succession(Contract):
         # It may have heard of the request before.
         store.release(call("c"), 2)
         granted(store.acquire(call("d", 3000, limit=2)))
-        assert (store.replaced_by(call("a")), store.replaced_by(call("d"))) == ("c", None)
+        assert (store.asked_to_stop_by(call("a"), "replaced"), store.asked_to_stop_by(call("d"), "replaced")) == (
+            "c",
+            None,
+        )
         store.release(call("a"), 1)
         store.release(call("d"), 2)
         self.nothing_is_left(store)
