@@ -199,14 +199,17 @@ def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
 
 def try_store(app: Celery, bound: float) -> None:
     """Acquire, renew, wait for and release a key that nobody else uses; `StoreError` after *bound* seconds."""
-    # The key has the name of a task: the store's user may have no rights on other keys.
-    names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
-    name = keys.checked_name(next(names, keys.BEAT))
-    key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # Open another store: pool processes would inherit the connections of the app's own.
     with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
-            Inventory(store).self_test(key, bound)
+            Inventory(store).self_test(trial_key(app), bound)
+
+
+def trial_key(app: Celery) -> str:
+    """A key that nobody else uses. It has the name of a task: the store's user may have no rights on other keys."""
+    names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
+    name = keys.checked_name(next(names, keys.BEAT))
+    return f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
 
 
 def kind_of(pool: type) -> str:

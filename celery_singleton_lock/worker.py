@@ -24,7 +24,7 @@ from celery.worker.control import inspect_command
 from celery.worker.request import Request
 
 from celery_singleton_lock.checks import check_beat, check_worker, try_store
-from celery_singleton_lock.definition import options, settings
+from celery_singleton_lock.definition import keys, options, settings
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases import counters, interrupt
 from celery_singleton_lock.leases.background import Background, background
@@ -67,14 +67,21 @@ def _has_our_scheduler(worker: Any) -> bool:
 
 
 @inspect_command()
-def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
-    """Try the store from this worker, whose network and clock may differ from the operator's."""
+def singleton_store(state: Any, bound: float = 0.5, held: str = "", **_: Any) -> dict[str, Any]:
+    """Try the store from this worker, whose network and clock may differ from the operator's.
+
+    The answer says if this worker `sees` the key that the operator has *held*.
+    """
     try:
         with closing(settings.open_store(state.app)) as store:
-            if store.is_of_one_process:
-                return {}
-            try_store(state.app, bound)
-            return {"ahead": Inventory(store).latency(bound)[1]}
+            has_prefix = held.startswith(keys.start_of_keys(options.prefix_of(state.app)))
+            answer: dict[str, Any] = {}
+            if not store.is_of_one_process:
+                try_store(state.app, bound)
+                answer["ahead"] = Inventory(store).latency(bound)[1]
+            if held:
+                answer["sees"] = has_prefix and bool(store.holders(held))
+            return answer
     except (ConfigurationError, StoreError) as error:
         return {"problem": options.as_set(state.app, str(error))}
 

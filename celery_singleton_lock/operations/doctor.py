@@ -4,8 +4,8 @@ import re
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, LockState
+from celery_singleton_lock.stores.records import Claim, Holder, LockState, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
@@ -46,6 +46,10 @@ _OF_ANOTHER = (
     "renewed, but not active on the worker of that name. Either another deployment has the same singleton_lock_prefix "
     "and store, so give each a prefix of its own. Or the run has died a moment ago"
 )
+_ELSEWHERE = (
+    "has another store or another singleton_lock_prefix than this command, so it does not see the locks and marks of "
+    "processes that are configured as this one; give all of them the same singleton_lock_url and singleton_lock_prefix"
+)
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 _RENEWED = 7 / 6  # age plus `expires_in`, in ttls: 1 until the first renewal, at least 4/3 afterwards
 _QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
@@ -62,7 +66,7 @@ class Worker(NamedTuple):
     slots: int
     queues: set[str] | None
     active: set[str] | None
-    store: dict[str, Any]  # `problem`, or by how many seconds the store's clock is `ahead`
+    store: dict[str, Any]  # `problem`; or by how many seconds the store's clock is `ahead`, and if it `sees` our lock
 
 
 def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
@@ -95,7 +99,8 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
             surveys += locks.surveys()
         except StoreError as error:
             found["holders"] = None, str(error)
-    workers, silence = _ask_workers(app, timeout)
+    with _lock_held(locks, timeout) as held:
+        workers, silence = _ask_workers(app, timeout, held)
     rows = locks.rows(surveys) if locks else []
     advice = _advice(app, rows, workers)
     if locks:
@@ -106,7 +111,8 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
     number = len(options.lockable(app))
     found["tasks"] = not faults, "; ".join(faults) or f"{number} with a lock, and their options can work"
     found["workers"] = _about_workers(app, workers, silence, rows)
-    findings = [(name, *found.get(name, (None, _PREVENTED))) for name in CHECKS]
+    unchecked = None, OF_ONE_PROCESS if found["store"][0] is None else _PREVENTED
+    findings = [(name, *found.get(name, unchecked)) for name in CHECKS]
     findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": options.as_set(app, detail)} for name, ok, detail in findings], is_away
 
@@ -220,15 +226,41 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{used} of {most or 'any number'} are in use"
 
 
-def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
+@contextmanager
+def _lock_held(locks: Locks | None, timeout: float) -> Iterator[str]:
+    """A key that is held while the workers are asked, so that they find it in the same store; empty without a store."""
+    if locks is None:
+        yield ""
+        return
+    claim = Claim(checks.trial_key(locks.app), new_token(), _longest_asking(timeout))
+    try:
+        locks.store.acquire(claim)
+    except StoreError:
+        yield ""
+        return
+    try:
+        yield claim.key
+    finally:
+        with suppress(StoreError):
+            locks.store.release(claim, 1)
+
+
+def _longest_asking(timeout: float) -> float:
+    # An app with one connection asks one question after another.
+    return len(_QUESTIONS) * timeout + _TO_CONNECT
+
+
+def _ask_workers(app: Celery, timeout: float, held: str) -> tuple[dict[str, Worker], str | None]:
     """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
     answers = dict[str, Any]()
+    arguments = {"singleton_store": {"held": held}}
     problems = list[str]()
 
     def ask(question: str) -> None:
         try:
             # `inspect` has public methods for Celery's own requests only.
-            answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
+            inspect = app.control.inspect(timeout=timeout)
+            answers[question] = inspect._request(question, **arguments.get(question, {})) or {}  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
@@ -236,8 +268,7 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
-    # An app with one connection asks one question after another.
-    give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
+    give_up_at = clock() + _longest_asking(timeout)
     for thread in asking:
         thread.join(max(0.0, give_up_at - clock()))
     if len(answers) < len(_QUESTIONS):
@@ -274,11 +305,14 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
         is_well = None if app.conf.task_always_eager or not options.lockable(app) else False
         return is_well, "no worker has answered: start one; a solo worker cannot answer while it runs a task"
     faults = []
+    ours = {checks.queue_of(app, task) for task in options.lockable(app)}
     for name, worker in sorted(workers.items()):
         if worker.pool is not None:
             faults += [f"{name}: {fault}" for fault in checks.faults_with(app, worker.pool, worker.queues or set())]
         if "problem" in worker.store:
             faults.append(f"{name} cannot use the store: {worker.store['problem']}")
+        if worker.store.get("sees") is False and not ours.isdisjoint(worker.queues or ()):
+            faults.append(f"{name} {_ELSEWHERE}")
     faults += _not_taken(app, rows, workers)
     parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
     return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"

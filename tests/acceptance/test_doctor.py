@@ -377,6 +377,7 @@ def test_locks_in_memory_are_none_for_a_pool_of_processes(app_of: AppOf, valkey:
     assert diagnosis.wrong == ["workers"]
     assert "memory://" in diagnosis.of("workers")[1]
     assert diagnosis.of("store")[0] is None
+    assert "fault" not in diagnosis.of("locking")[1]
 
 
 @pytest.mark.parametrize(
@@ -461,6 +462,22 @@ def test_a_queue_that_no_worker_takes_is_told_at_once_and_so_is_a_call_in_one(va
     diagnosis = answered(examined, app)
     assert diagnosis.wrong == ["workers"]
     assert f"{nobody_takes} 'oi', to which calls of put go" in diagnosis.of("workers")[1]
+
+
+@pytest.mark.prove
+@pytest.mark.usefixtures("threads")
+def test_a_worker_with_other_locks_than_this_process_is_told_if_it_takes_our_calls(valkey: Server) -> None:
+    elsewhere = "has another store or another singleton_lock_prefix"
+    other_database = {"singleton_lock_url": f"{valkey.url.removesuffix('/0')}/5"}
+    to_worker = {"task_routes": {"task-0": "io"}}
+    task = {"time_limit": 60}
+
+    assert answered(on_command_line, env_of(task, **to_worker)).wrong == []
+    for other in (other_database, {"singleton_lock_prefix": "shop:"}):
+        diagnosis = answered(on_command_line, env_of(task, **to_worker, **other))
+        assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
+        assert elsewhere in diagnosis.of("workers")[1]
+    assert elsewhere not in answered(on_command_line, env_of(task, **other_database)).text
 
 
 @pytest.mark.prove
