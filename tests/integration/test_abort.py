@@ -377,6 +377,6 @@ print(gevent.get_hub().threadpool.apply(lambda: type(body.apply((True,)).result)
 def test_a_body_in_the_thread_pool_of_gevent_is_told_in_the_event_loop_of_its_thread() -> None:
     command = [sys.executable, "-W", "ignore", "-c", IN_THE_POOL_OF_GEVENT]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
 
     assert (done.returncode, done.stdout.strip()) == (0, "LockLost"), done.stderr

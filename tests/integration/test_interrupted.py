@@ -257,7 +257,7 @@ def test_an_error_that_is_thrown_into_a_greenlet_at_any_moment_harms_nobody_else
     script = GREEN.format(patch=patch, strikes=STRIKES, patience=TTL + SLACK)
 
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, valkey.url], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", script, valkey.url], capture_output=True, text=True, timeout=180
     )
 
     assert done.stdout == "well\n", done.stderr

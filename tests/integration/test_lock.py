@@ -315,7 +315,7 @@ def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> 
     script = GREEN.format(patch=patch, run=run)
 
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, server.url], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", script, server.url], capture_output=True, text=True, timeout=180
     )
 
     # A machine that stands still makes a heartbeat late, and the log tells.
@@ -350,7 +350,7 @@ def test_a_wait_that_would_stop_all_greenlets_is_refused(valkey: Server, patch: 
     script = HALF_PATCHED.format(patch=patch)
 
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, valkey.url], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "ignore", "-c", script, valkey.url], capture_output=True, text=True, timeout=180
     )
 
     assert (done.returncode, done.stderr) == (0, "")
