@@ -81,7 +81,7 @@ class Interrupt:
             # `_insist` may have raised the error in this thread after the body: the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
-                    _raise_in(thread, None)
+                    _replace_what_was_raised_here()
 
     def on_lost(self, lease: "Holding", reason: LostReason) -> None:
         """Raise `LockLost` in the body, if it runs and its process is not about to be killed by its timer."""
@@ -229,10 +229,20 @@ def _starts_another(thread: int) -> bool:
     return False
 
 
-def _raise_in(thread: int, error: type[Exception] | None) -> None:
-    # None takes back an error that was not raised yet.
-    of_class = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), of_class)
+def _raise_in(thread: int, error: type[Exception]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
+
+
+class _InItsPlace(Exception):
+    pass
+
+
+def _replace_what_was_raised_here() -> None:
+    """Drop an error that was raised in this thread and has not arrived yet."""
+    # CPython raises the last error only. NULL would drop it, too, but CPython 3.11 would then look for an error at each
+    # function call, and a process that is traced, by coverage or a debugger, would look for ever.
+    with suppress(_InItsPlace):
+        _raise_in(threading.get_ident(), _InItsPlace)
 
 
 # A kernel timer that kills this process.

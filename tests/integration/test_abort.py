@@ -380,3 +380,42 @@ def test_a_body_in_the_thread_pool_of_gevent_is_told_in_the_event_loop_of_its_th
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
 
     assert (done.returncode, done.stdout.strip()) == (0, "LockLost"), done.stderr
+
+
+LATER_TRACED = """
+import sys
+import threading
+from celery import Celery
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
+
+app = Celery("abort", broker="memory://", backend="cache+memory://")
+app.conf.update(singleton_lock_url="memory://abort", singleton_lock_ttl=1)
+
+@app.task(base=SingletonTask, bind=True, name="body")
+def body(self):
+    Inventory(store_of(app)).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
+    while not self.lock.lost:
+        pass
+
+def run():
+    for _ in range(3):
+        states.append(body.apply().state)
+
+states = []
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.settrace(lambda *_: None)
+print(len(states))
+"""
+
+
+def test_a_process_in_which_a_run_was_interrupted_can_be_traced_later() -> None:
+    """As coverage and debuggers do."""
+    command = [sys.executable, "-W", "ignore", "-c", LATER_TRACED]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+
+    assert (done.returncode, done.stdout.strip()) == (0, "3"), done.stderr

@@ -157,8 +157,6 @@ def test_a_signal_at_any_moment_harms_nobody_else(
         assert [holder.fence for holder in store_of(app).holders(beside.key)] == [beside.fence]
 
 
-# Its process was found dead twice in six plays of the whole suite, and never in forty plays of this file.
-@pytest.mark.nightly
 def test_a_block_that_is_struck_at_any_call_leaves_no_lease_to_a_lock_that_lasts(app: Celery) -> None:
     """A module keeps its `Lock`; and nobody leaves a block that was struck as it began."""
     called: list[CodeType] = []
