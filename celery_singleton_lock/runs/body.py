@@ -25,7 +25,7 @@ _ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body; raise its error, or `Revoked` if the run was asked to stop, even if its body caught `LockLost`."""
+    """Call the body. Raise `Revoked` if the run was asked to stop, even if the body has caught `LockLost`."""
     locks = holds.get()
     try:
         try:
@@ -44,9 +44,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
-            # Log only LOST: a holder asked to stop still has its lease.
+            # A holder that is only asked to stop still has its lease.
             if run.lease.state is LOST:
-                # `lock_on_lost` is `warn`, or the body has caught the error.
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
                 log.error("lock.finished_without_lease", text, **told)
@@ -55,8 +54,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    """Release each `Lock` that the body has taken and left."""
-    # Newest first, because giving back an older hold makes a newer one count as released.
+    """Release each `Lock` that the body has left held."""
+    # Newest first: giving back an older hold would make the newer ones count as released.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -72,7 +71,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     try:
         current.set((*before, lease.weak))
         with run.interrupt:
-            # Before this point, a loss could not interrupt the body.
+            # A loss before this point has interrupted nothing.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
@@ -89,7 +88,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """The end of a body, for later deliveries of its message; None if they should run the body again."""
+    """What later deliveries of the message learn; None if they should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
@@ -107,7 +106,7 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
         return None if error.requeue else "retried"
     if isinstance(error, Ignore | Retry):
         return "retried"
-    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
+    # Celery 5.7 has an option for failures alone.
     is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
     return None if task.acks_late and not is_acknowledged else "ended"
 
@@ -133,7 +132,7 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
 
 
 def _preempted(run: Run, reason: NotHeldReason) -> Ended:
-    """End as REVOKED; the text names the successor, or the person who has broken the lock."""
+    """End as REVOKED, and name the successor or the person who has broken the lock."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -143,7 +142,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
         else:
             successor = run.store.asked_to_stop_by(run.claim, "replaced")
         if run.stored_retry:
-            # A retry must not run after the newer run, or after the end that a person has asked for.
+            # Cancel the published retry, which would otherwise run after its successor or a person's `break`.
             marker = marker_of(run.task_id, run.notes.published)
             run.store.mark_done(run.stored_retry, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.stored_retry, run.task_id)
@@ -157,9 +156,9 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 
 @contextmanager
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
-    """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
+    """In `until_executed`, keep the call queued until the workflow that `replace()` publishes here has ended.
 
-    The mark is ended by `end_workflows` or, if the last step's worker lacks this library, by the next caller.
+    `end_workflows` ends the mark, or the next caller if the last step's worker lacks this library.
     """
     task = run.task
     options = run.options
@@ -168,7 +167,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
         return
     since = 0
     if final_result(task, run.task_id):
-        # An earlier call with this id has left its end, and Celery would not store another over it.
+        # Celery would not overwrite the end of an earlier call with this id.
         since = run.notes.first_published
         with suppress(Exception):
             task.backend.forget(run.request.id)
