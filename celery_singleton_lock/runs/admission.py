@@ -39,18 +39,17 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # Not `lock_on_store_error`: the store would refuse each later request, too.
+        # Retries do not help, so `lock_on_store_error` does not apply.
         raise
     except StoreError as error:
         return _unanswered(run, error)
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Complete the claim. Return the answer of `admit` if the run needs no lease."""
     notes = run.notes
     options = run.options
     claim = run.claim
-    # `fate_of_joiner` may send the claim. A completed claim would leave a turn or a successor in the store.
+    # `fate_of_joiner` may send the claim, which must not have a turn or a successor yet.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -66,7 +65,6 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
 
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-        # As a copy, the run makes the store look for another run of the message.
         run.way = "copy"
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
@@ -81,7 +79,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # The holder may no longer do the work: its call has ended, or is queued and may never come.
+        # A skip could lose work: the holder's call has ended already, or the queued call may never come.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -104,11 +102,10 @@ def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
-    """Whether the run is a step of the queued call's workflow, or the queued call has ended."""
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Celery publishes callbacks of the last step without the workflow's header, and before the queued call's mark ends.
+    # Callbacks of the last step come without the workflow's header, and before the queued call's mark ends.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -116,8 +113,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    """Begin a run of `until_executing`, and end its mark. Only another queued call can refuse the run."""
-    # The first delivery may have begun and ended the mark, so a copy would be refused for a later queued call.
+    """Begin a run of `until_executing`, and end its mark."""
+    # A copy ignores queued calls, because its first delivery may have begun and ended the mark.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -162,7 +159,6 @@ _SHARE = 1 / 4
 
 
 def _longest_wait(run: Run) -> float:
-    """Seconds for which the run may still wait in its slot."""
     timed, request = (run.map, run.map.request) if run.way == "item" else (run.task, run.request)
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or limits_of_worker[0]
@@ -206,7 +202,6 @@ def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = Fals
 
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-    # Report a call once, although it asks again every few seconds.
     is_first = outcome not in ("rescheduled", "joined") or not (run.notes.refused_at or run.notes.joins)
     log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
@@ -218,7 +213,6 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 
 
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
-    """Begin or end the run as `lock_on_store_error` says."""
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     # Never give up the newest call: others may have ended in its favour.

@@ -44,7 +44,6 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
-            # A holder that is only asked to stop still has its lease.
             if run.lease.state is LOST:
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
@@ -54,7 +53,6 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    """Release each `Lock` that the body has left held."""
     # Newest first: giving back an older hold would make the newer ones count as released.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
@@ -81,7 +79,6 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
-        # The interrupt cancelled the asyncio task of the body.
         raise _lost(run) from error
     finally:
         current.set(before)
@@ -106,13 +103,13 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
         return None if error.requeue else "retried"
     if isinstance(error, Ignore | Retry):
         return "retried"
-    # Celery 5.7 has an option for failures alone.
+    # `acks_on_failure` is new in Celery 5.7.
     is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
     return None if task.acks_late and not is_acknowledged else "ended"
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse an awaitable, or a generator that has not begun: its work would be done without the lock."""
+    """Refuse an awaitable or an unstarted generator, whose work would be done without the lock."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     advice = "write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
@@ -132,7 +129,6 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
 
 
 def _preempted(run: Run, reason: NotHeldReason) -> Ended:
-    """End as REVOKED, and name the successor or the person who has broken the lock."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -156,10 +152,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 
 @contextmanager
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
-    """In `until_executed`, keep the call queued until the workflow that `replace()` publishes here has ended.
-
-    `end_workflows` ends the mark, or the next caller if the last step's worker lacks this library.
-    """
+    """Within this context, `replace()` publishes the workflow; `end_workflows` ends the mark."""
     task = run.task
     options = run.options
     if options.mode != "until_executed" or not run.can_be_requeued:

@@ -1,4 +1,4 @@
-"""How a call ends: store REVOKED for it and the rest of its canvas, and end its marks."""
+"""How a call ends as REVOKED, and how its marks end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -72,7 +72,7 @@ class Revoked(Ignore):
 
 
 def store_revoked(task: Task, error: CallRevoked) -> None:
-    """Store REVOKED for the current request, and for the later steps of its chain."""
+    """Store REVOKED for the current request and the later steps of its chain."""
     request = task.request
     end_workflows(task.app, request.id, vars(request))
     is_kept = task.store_eager_result if request.is_eager else True
@@ -114,11 +114,10 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
 
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
-"""The tasks that call the items of `map`, `starmap` and `chunks`, and have one result for all items."""
+"""The tasks of `map`, `starmap` and `chunks`, which have one result for all items."""
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """Every process can read the result of the holder's run, now or later."""
     # An item of a map has no result, and a turn may be an item's. The result of an ended call may be deleted.
     if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
@@ -127,7 +126,7 @@ def has_result(task: Task, holder: Holder) -> bool:
 
 
 def why_unreadable(task: Any) -> str:
-    """Why not every process can read the task's results; empty if every process can."""
+    """Empty if every process can read the task's results."""
     if isinstance(task.backend, DisabledBackend):
         return "there is no result backend; set app.conf.result_backend"
     if isinstance(task.backend, RPCBackend):
@@ -136,7 +135,7 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, unless it is unreadable or older than *since*, in microseconds."""
+    """The stored end of the call, unless it is older than *since*, in microseconds."""
     if why_unreadable(task):
         return None
     try:
@@ -219,7 +218,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     if not (workflows := workflows_of(message)):
         return
     is_main = get_current_task() is None
-    # An error must not keep the step's end from being stored. The next call then ends the mark.
+    # An error must not keep the step's end from being stored.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -229,7 +228,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
 
 
 def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Task.on_replace`: the tasks of the canvas become steps of the replaced task's workflows."""
+    """Make the tasks of the canvas steps of the replaced task's workflows."""
 
     def replaced(task: Task, canvas: Any) -> Any:
         if workflows := workflows_of(vars(task.request)):
@@ -242,7 +241,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a method that stores an end, and takes the request at *position* behind the task id."""
+    """The method takes the request at *position* behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")
@@ -254,7 +253,7 @@ def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool 
 
 
 def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Backend.chord_error_from_stack`: the body of a failed chord never begins."""
+    """The body of a failed chord never begins."""
 
     def failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
         for body, _ in tasks_in(callback):

@@ -50,7 +50,7 @@ class Origin(NamedTuple):
     """The run that a call replaces by `replace()`."""
 
     key: str
-    fence: int  # 0 if it ran without a lease
+    fence: int  # 0 without a lease
     published: int  # its `first_published`
 
     @property
@@ -66,9 +66,9 @@ class Notes:
     published: int = 0  # the first publication; by the store's clock with `rerun` and `replace`
     tries: int = 0  # requeues so far
     refused_at: int = 0  # the first refusal, by the store's clock
-    is_copy: bool = False  # the message may have been delivered before
+    is_copy: bool = False
     joins: str = ""  # the task id of the joined run
-    joins_fence: int = 0  # the last known fence of the joined run; a lower bound until that run begins
+    joins_fence: int = 0  # of the joined run; a lower bound until that run begins
     joins_since: int = 0  # older results of the joined task id do not count
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
@@ -87,15 +87,12 @@ class Notes:
 
     @property
     def left_something(self) -> bool:
-        """The call may have a mark or a turn, which has to end with the message."""
+        """The call may have a mark or a turn in the store."""
         return self.marked or bool(self.newest or self.rank)
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes about this call; a `ConfigurationError` if the header is not ours.
-
-        With *task_id* None, any call's notes count. An empty *task_id* is that of a new call, without notes.
-        """
+        """The notes about this call; about any call if *task_id* is None, and none yet if it is empty."""
         # Without `__init__`, unset fields keep the class's defaults.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
@@ -136,7 +133,7 @@ _TYPES_IN_ORIGIN = [str, int, int]
 
 
 def _checked(written: Any) -> dict[str, Any]:
-    """Check notes that may be foreign, or have unknown fields of a later version."""
+    """Check notes that may be foreign, or of a later version."""
     if isinstance(written, Mapping):
         notes = dict(written)
         # Serializers turn a tuple into a list.
@@ -238,13 +235,12 @@ def replacing(run: Origin) -> AbstractContextManager[None]:
 
 
 def origin_here() -> Origin | None:
-    """The run that the calling code replaces."""
     run = origin.get()
     if run is None:
         return None
     task = get_current_task()
     state = state_of(task.request) if task is not None else None
-    # In eager mode the replacement's body runs inside `replacing`, but its own calls replace nothing.
+    # In eager mode a replacement's body runs inside `replacing`, but its own calls replace nothing.
     return run if state is None or state.origin is None else None
 
 
@@ -268,7 +264,6 @@ def headers_of(request: Context) -> dict[str, Any]:
 
 
 def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """All headers of a message, if one named `headers` hides the others from a pool process."""
     if "headers" not in message:
         return None
     others = {name: value for name, value in message.items() if name not in _CELERYS and not hasattr(Context, name)}
@@ -302,7 +297,6 @@ def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Wa
 
 
 def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
-    """The message was delivered before, or may have been delivered elsewhere by now."""
     was_delivered_before = notes.is_copy or (request.delivery_info or {}).get("redelivered")
     return bool(was_delivered_before or is_long_here(delivery, options))
 
@@ -393,7 +387,6 @@ def _as_it_came(run: "Run") -> dict[str, Any]:
 
 
 def _queue_of(task: Task) -> str | None:
-    """The queue by which the message came, if it is known."""
     info = task.request.delivery_info or {}
     key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
     for name, queue in task.app.amqp.queues.items():

@@ -1,4 +1,4 @@
-"""A policy decides what becomes of a run that finds its key held. `runs/admission.py` carries that out."""
+"""A policy decides what becomes of a run that finds its key held."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -27,13 +27,13 @@ _FOR_EVER = float("inf")
 class Refused(NamedTuple):
     outcome: ConflictOutcome
     holder: Holder
-    words: str = ""  # why the run is skipped, for its result
+    words: str = ""  # for the result of a skipped run
     delay: float = 0.0  # of the requeued message, in seconds
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
 class Waits(NamedTuple):
-    """The run waits in its slot for at most *seconds*, and then asks its policy again."""
+    """The run waits in its slot, and then asks its policy again."""
 
     seconds: float
 
@@ -51,7 +51,6 @@ class Policy:
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
-        """Add to the claim what the policy asks of the store."""
         claim.newest = notes.newest
         # A run that waits in its slot must not wait for a queued call, which may need that slot.
         claim.heeds_queued = options.unique_in_queue and not is_later_attempt and self.waits_in != "slot"
@@ -123,13 +122,12 @@ def _requeued(run: "Run", conflict: Conflict, **notes: Any) -> Refused:
 
 
 def _waiting_left(run: "Run", conflict: Conflict) -> float:
-    """Seconds left of `lock_wait_timeout`, which counts from the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return _FOR_EVER if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
 
 class Backoff(NamedTuple):
-    """Seconds until a requeued call asks again: doubled each time, up to *longest* and a third of the ttl."""
+    """Seconds until a requeued call asks again, doubled each time."""
 
     first: float
     longest: float
@@ -138,7 +136,7 @@ class Backoff(NamedTuple):
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# For a successor, or a copy whose message runs elsewhere.
+# For a successor, and for a parked copy.
 SOON = Backoff(0.25, 2.0)
 JOINED = Backoff(1.0, 1.0, is_patient=True)
 # `retry()` and `replace()` publish milliseconds before their body ends.
@@ -260,7 +258,6 @@ def _may_be_joined(task: Task) -> bool:
 
 
 def _fence_told(task: Task, task_id: str) -> int:
-    """The fence that `_tell_joiners` has stored last, or 0."""
     # A cache may have the fence of an earlier run.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0

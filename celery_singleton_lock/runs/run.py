@@ -1,4 +1,4 @@
-"""One execution of a task: its claim, its lease, and its end.
+"""One execution of a task.
 
 docs/explanation/how-it-works.md draws its phases.
 """
@@ -37,7 +37,7 @@ from celery_singleton_lock.stores.redis.store import Store
 
 
 class Phase(IntEnum):
-    ASKING = 0  # the run has no lock yet
+    ASKING = 0
     RUNNING = 1  # the body runs under a lease
     UNLOCKED = 2  # the body runs without a lease
     ENDED = 3  # the body has ended, and its result may not be stored yet
@@ -151,7 +151,7 @@ class Run(RequestState):
     def store_retry(self, why: BaseException | None, key: str, *, may_be_over: bool = False) -> None:
         """Store RETRY before the message leaves. Otherwise Celery could store it over the end of the next attempt.
 
-        Store nothing if the call *may_be_over*, and another delivery may have stored the end.
+        Store nothing if the call *may_be_over*: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
         # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
@@ -242,7 +242,6 @@ class Run(RequestState):
             self.go_to(OVER)
 
     def _has_stored(self) -> bool:
-        """The end is stored, or nobody can wait for it."""
         if self.request.ignore_result or endings.why_unreadable(self.task):
             return True
         return endings.final_result(self.task, self.request.id, self.notes.first_published) is not None
