@@ -113,7 +113,6 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    """Begin a run of `until_executing`, and end its mark."""
     # A copy ignores queued calls, because its first delivery may have begun and ended the mark.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
@@ -134,7 +133,6 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder has this task id, or has published the run by `replace()`."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -154,7 +152,7 @@ def _nearest(run: Run) -> Policy:
     return policy
 
 
-# The part of its time limit for which a run may wait in its slot.
+# The part of the time limit for which a run may wait in its slot.
 _SHARE = 1 / 4
 
 
@@ -215,7 +213,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
-    # Never give up the newest call: others may have ended in its favour.
+    # Never give up the newest call: others may have ended for it.
     left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:

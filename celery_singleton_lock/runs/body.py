@@ -152,7 +152,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 
 @contextmanager
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
-    """Within this context, `replace()` publishes the workflow; `end_workflows` ends the mark."""
+    """Within this context, `replace()` publishes the workflow. `end_workflows` ends the mark."""
     task = run.task
     options = run.options
     if options.mode != "until_executed" or not run.can_be_requeued:

@@ -54,8 +54,6 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Ended(NamedTuple):
-    """The end of a run without its body."""
-
     result: Any = None
     error: BaseException | None = None
 
@@ -72,7 +70,6 @@ class Revoked(Ignore):
 
 
 def store_revoked(task: Task, error: CallRevoked) -> None:
-    """Store REVOKED for the current request and the later steps of its chain."""
     request = task.request
     end_workflows(task.app, request.id, vars(request))
     is_kept = task.store_eager_result if request.is_eager else True
@@ -153,7 +150,7 @@ def _moment_of(kept: Mapping[str, Any]) -> int:
     return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
 
-# Seconds for which the background tries to end a mark.
+# In seconds.
 _TRIES_FOR = 60.0
 A_MOMENT = 0.001
 """The shortest time that the store knows, in seconds."""
@@ -213,7 +210,7 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
     """End the marks of the workflows that end with this step, or with its chain if the step *has_failed*.
 
-    Call it before the step's end is stored. Otherwise a caller who reads the result could be refused its next call.
+    Call this before the step's end is stored. Otherwise a caller who has the result could be refused the next call.
     """
     if not (workflows := workflows_of(message)):
         return

@@ -47,8 +47,6 @@ def text_of(task_id: Any) -> str:
 
 
 class Origin(NamedTuple):
-    """The run that a call replaces by `replace()`."""
-
     key: str
     fence: int  # 0 without a lease
     published: int  # its `first_published`
@@ -77,8 +75,8 @@ class Notes:
     origin: Origin | None = None
     task_id: str = ""  # whose notes these are: a body may hand its headers on to another call
     marked: bool = False  # published as queued
-    rank: int = 0  # the turn's position in the line: a moment by the store's clock
-    waits_as_next: bool = False  # the call is next, by `rerun` or `replace`
+    rank: int = 0  # the turn's position in the line, as a time of the store
+    waits_as_next: bool = False
 
     @property
     def first_published(self) -> int:
@@ -92,7 +90,7 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes about this call; about any call if *task_id* is None, and none yet if it is empty."""
+        """The notes about the call *task_id*: None stands for any call, and empty for a new call without notes."""
         # Without `__init__`, unset fields keep the class's defaults.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
@@ -112,7 +110,7 @@ class Notes:
         return {name: value for name, value in vars(self).items() if value or name not in _TYPES}
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
-        """Add a missing time of publication, by the store's clock if *now* has an answer."""
+        """Add a missing time of publication; *now* may give none."""
         if not self.published:
             self.published = now() or time.time_ns() // 1000
             self.is_bare = True
@@ -133,7 +131,6 @@ _TYPES_IN_ORIGIN = [str, int, int]
 
 
 def _checked(written: Any) -> dict[str, Any]:
-    """Check notes that may be foreign, or of a later version."""
     if isinstance(written, Mapping):
         notes = dict(written)
         # Serializers turn a tuple into a list.
@@ -157,7 +154,7 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
 _NEARLY = 0.9
 # Seconds from the end of a body to its acknowledgement, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# Names of Celery's or ours that a `Context` lacks.
+# No headers, although a `Context` has no such attributes.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
@@ -182,7 +179,6 @@ class Delivery(NamedTuple):
 class RequestState:
     """Our state on a request. Only its type tells it from a foreign header named `singleton_state`."""
 
-    # The map, starmap or chunks of an item.
     map: Any = None
     # In eager mode: the run that this request replaces or retries, under that run's lease.
     origin: Origin | None = None
@@ -322,7 +318,7 @@ def stores_retry_once(kind: Any) -> Callable[..., Any]:
     return mark_as_retry
 
 
-# Seconds to wait for a broker that restarts.
+# Of a broker, in seconds.
 _LONGEST_RESTART = 60.0
 _PAUSE = 0.5
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
@@ -330,12 +326,7 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
-    """Publish the run's message as it came, but *delay* seconds later and with these *notes* changed.
-
-    Raises:
-        Reject: The message cannot be published, and the broker delivers it again.
-        Exception: The message cannot be published, and was acknowledged.
-    """
+    """Publish the run's message as it came, but *delay* seconds later and with these *notes* changed."""
     task = run.task
     request = run.request
     noted = copy(run.notes.dated(partial(run.store.time, run.key)))

@@ -28,13 +28,11 @@ class Refused(NamedTuple):
     outcome: ConflictOutcome
     holder: Holder
     words: str = ""  # for the result of a skipped run
-    delay: float = 0.0  # of the requeued message, in seconds
+    delay: float = 0.0  # in seconds
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
 class Waits(NamedTuple):
-    """The run waits in its slot, and then asks its policy again."""
-
     seconds: float
 
 
@@ -42,12 +40,11 @@ class Waits(NamedTuple):
 class Policy:
     on_conflict: Callable[["Run", Conflict], Refused | Waits]
     waits_in: Literal["slot", "broker"] | None = None
-    # How its runs become the successor.
     kind: Succession | None = None
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """Use `rerun` for the newest call, which must run because others may have ended in its favour."""
+        """Let the newest call run, whatever its own policy says."""
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -61,7 +58,7 @@ class Policy:
 
 
 def _skip(_: "Run", conflict: Conflict) -> Refused:
-    # Cut off the remaining seconds: they would be wrong when the result is read.
+    # Cut off the remaining seconds, which would be wrong when the result is read.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
@@ -160,13 +157,12 @@ def delay_in_line(task: Task, expires: Any, left: float) -> float:
 
 
 def jittered(options: LockOptions, delay: float) -> float:
-    # A worker holds the message unacknowledged: near the visibility timeout the broker would deliver it twice.
+    # The message stays unacknowledged, and near the visibility timeout it would be delivered twice.
     delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
 
 
 def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
-    """Drop the delivery if its message has run, or park it until the other run ends."""
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
     else:
@@ -178,16 +174,16 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
 
-# Seconds after its release in which a joined run has to store its result; otherwise it counts as dead.
+# Seconds after its release. A joined run without a result by then counts as dead.
 _RESULT_GRACE = 1.5
 
 
 def fate_of_joiner(run: "Run") -> Ended | Refused | None:
-    """The decision about a run that has joined another; None if the joined run is dead."""
+    """What becomes of a joiner; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
     if run.way == "copy":
-        # Ask only whether another delivery of this message runs: with a limit of 0 the store grants nothing.
+        # A limit of 0 grants nothing: ask only whether another delivery of this message runs.
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return fate_of_copy(run, answer)
@@ -215,9 +211,9 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
 
 def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # A result that is there already is an earlier run's, and only a later result counts.
+    # A result that is stored now is an earlier run's, and only a later result counts.
     since = holder.published if final_result(run.task, joins) else 0
-    # A run that has not begun has no fence yet, but will get one greater than the store's time *at*.
+    # A run that has not begun will get a fence greater than the store's time *at*.
     fence = at if holder.goes_before else holder.fence
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
@@ -240,7 +236,7 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Not under the call's own id, where the last task of `replace()` stores its result.
+        # Under the call's own id, the last task of `replace()` would overwrite the fence.
         try:
             # Not SUCCESS, which a later run could not overwrite with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)

@@ -38,7 +38,7 @@ from celery_singleton_lock.stores.redis.store import Store
 
 class Phase(IntEnum):
     ASKING = 0
-    RUNNING = 1  # the body runs under a lease
+    RUNNING = 1
     UNLOCKED = 2  # the body runs without a lease
     ENDED = 3  # the body has ended, and its result may not be stored yet
     OVER = 4
@@ -63,14 +63,13 @@ def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: 
     # Without its attempt, a retry would be taken for a copy of the run before it.
     claim.attempt = attempt
     claim.published = notes.first_published
-    # A task id may be used again, so the publication tells its messages apart.
+    # A task id may be reused, so the time of publication identifies the message.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
     return claim
 
 
 def is_later_attempt(request: Context, notes: Notes) -> bool:
-    """The call was published by `retry()` or `replace()` in a body that may still run."""
     return bool(
         request.retries
         # Later steps of a chain have `replaced_task_nesting`, too, but not their own id as `parent_id`.
@@ -82,7 +81,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
 class Run(RequestState):
     retry_error: BaseException | None = None  # the `exc` of `retry()`
     stored_retry: str | None = None  # the lock key of the next attempt, once RETRY is stored
-    was_passed_on = False  # requeued, or left to another delivery of its message
+    was_passed_on = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         self.phase = ASKING
@@ -131,7 +130,7 @@ class Run(RequestState):
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
         if phase is OVER:
-            # Otherwise run and request would keep each other alive until the garbage collector runs.
+            # A strong reference would keep run and request alive until the garbage collector runs.
             self.request = proxy(self.request)
 
     def _deadman(self) -> DeadMan:
@@ -154,7 +153,7 @@ class Run(RequestState):
         Store nothing if the call *may_be_over*: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
-        # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
+        # Not for a requeue (`ASKING`): if a task keeps only errors, no success would overwrite its RETRY.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             traceback = "".join(format_exception(why)) if why is not None and why is self.retry_error else None
@@ -165,7 +164,7 @@ class Run(RequestState):
         if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
-            # Let a soft time limit end the run: otherwise the body would run without that limit.
+            # If `_store` caught this error, the body would run without its soft time limit.
             self._store(store, raises=(SoftTimeLimitExceeded,))
 
     @property
@@ -186,7 +185,7 @@ class Run(RequestState):
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
-        """Call this once the run holds nothing, because the next call may be published at once."""
+        """Call this once the run holds nothing: the next call may be published at once."""
         store_revoked(self.task, error)
         # Celery sends no event here, so a monitor would show the run as running for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
@@ -205,7 +204,7 @@ class Run(RequestState):
 
     def __enter__(self) -> None:
         if self.way == "item":
-            # If the map stayed the current task, other tasks that the body calls directly would count as items.
+            # If the map stayed the current task, tasks that the body calls would count as its items.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
@@ -235,7 +234,7 @@ class Run(RequestState):
             self.unmark()
 
     def finish(self, *, is_interrupted: bool = False) -> None:
-        """Clean up once the result is stored, or may be missing because an error *is_interrupted* Celery."""
+        """Clean up once the result is stored; it may be missing if Celery *is_interrupted*."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored(is_interrupted=is_interrupted)
