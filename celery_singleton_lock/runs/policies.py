@@ -174,7 +174,7 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
 
-# Seconds after its release. A joined run without a result by then counts as dead.
+# Seconds after the release. A joined run without a result by then counts as dead.
 _RESULT_GRACE = 1.5
 
 
