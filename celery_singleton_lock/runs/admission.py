@@ -17,15 +17,18 @@ from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import ACQUIRE_BOUND, Conflict, Done, Grant, Holder
 
+# Seconds until a call that got no answer asks again for the first time.
 _FIRST_DELAY = 0.25
-# With less patience, a distant store would never answer.
+# Seconds for a request. In less, a distant store would never answer.
 _SHORTEST_PATIENCE = 0.5
+# Seconds between two requests of one call to a store that stays away.
 _LONGEST_DELAY = 60.0
 
 
 def admit(run: Run) -> Phase | Ended:
     """Ask for the lock. Return the phase in which the body may run, or the end of a run without its body."""
     notes = run.notes
+    # The usual run needs nothing of `_prepare`, so it asks at once.
     is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
     policy = POLICIES[run.options.on_conflict] if is_usual else _nearest(run)
     try:
@@ -39,17 +42,18 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # Retries do not help, so `lock_on_store_error` does not apply.
+        # `StoreRefused` is a `StoreError`, too. Retries do not help, so `lock_on_store_error` does not apply.
         raise
     except StoreError as error:
         return _unanswered(run, error)
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
+    """Complete the claim. None if the run still has to ask for its lock."""
     notes = run.notes
     options = run.options
     claim = run.claim
-    # `fate_of_joiner` may send the claim, which must not have a turn or a successor yet.
+    # First: `fate_of_joiner` may send the claim, which would take a turn or become the successor once completed.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -113,7 +117,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy ignores queued calls, because its first delivery may have begun and ended the mark.
+    # A copy ignores queued calls, because its first delivery may have begun and ended the mark. With `rerun` only a
+    # newer call is in its way.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -133,6 +138,7 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
+    """The holder has this task id, or published the run by `replace()`: the run's result would hide the holder's."""
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -181,7 +187,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # The run before this retry was asked to stop, and nobody else ends the retry's marks.
+        # The call may be the retry of a run that was asked to stop: nobody else ends its marks.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.
@@ -232,7 +238,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     if outcome == "skipped":
         return _skip(run, str(error), "unanswered", None)
     if outcome == "rescheduled":
-        # Exponential backoff: each delay doubles the time since the first try.
+        # Exponential backoff: a delay is about as long as the time since the first try.
         delay = jittered(run.options, min(_LONGEST_DELAY, left, max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}

@@ -25,7 +25,7 @@ _ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body. Raise `Revoked` if the run was asked to stop, even if the body has caught `LockLost`."""
+    """Call the body. Raise `Revoked` if it was interrupted because the run was asked to stop, even if it returns."""
     locks = holds.get()
     try:
         try:
@@ -44,6 +44,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
+            # A holder that was asked to stop still has its lease.
             if run.lease.state is LOST:
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
@@ -53,7 +54,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    # Newest first: giving back an older hold would make the newer ones count as released.
+    # Newest first: giving back an older hold of a lease would make the newer hold count as released.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -69,7 +70,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     try:
         current.set((*before, lease.weak))
         with run.interrupt:
-            # A loss before this point has interrupted nothing.
+            # A loss before this point could interrupt nothing.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
@@ -79,6 +80,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
+        # The interrupt has cancelled the asyncio tasks of the body.
         raise _lost(run) from error
     finally:
         current.set(before)
@@ -109,7 +111,7 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse an awaitable or an unstarted generator, whose work would be done without the lock."""
+    """Refuse an awaitable, an async generator, or a generator function's generator: they would work without the lock."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     advice = "write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
@@ -138,7 +140,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
         else:
             successor = run.store.asked_to_stop_by(run.claim, "replaced")
         if run.stored_retry:
-            # Cancel the published retry, which would otherwise run after its successor or a person's `break`.
+            # Cancel the published retry: otherwise it would run after the newer call, or after a person's `break`.
             marker = marker_of(run.task_id, run.notes.published)
             run.store.mark_done(run.stored_retry, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.stored_retry, run.task_id)
@@ -152,7 +154,10 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 
 @contextmanager
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
-    """Within this context, `replace()` publishes the workflow. `end_workflows` ends the mark."""
+    """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
+
+    `end_workflows` ends the mark. If the last step's worker lacks this library, the next caller does.
+    """
     task = run.task
     options = run.options
     if options.mode != "until_executed" or not run.can_be_requeued:

@@ -77,13 +77,13 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery's `mark_as_failure` would skip later groups, and every step if this result is ignored.
+    # Celery's `mark_as_failure` would skip later groups, and all later steps if this result is ignored.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord around the chain waits for this step. A chord inside the chain never begins.
+        # A chord around the chain waits for this step. A chord inside the chain never begins, and counts no members.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
@@ -123,7 +123,7 @@ def has_result(task: Task, holder: Holder) -> bool:
 
 
 def why_unreadable(task: Any) -> str:
-    """Empty if every process can read the task's results."""
+    """Why only the caller, or nobody, can read the task's results; empty if every process can."""
     if isinstance(task.backend, DisabledBackend):
         return "there is no result backend; set app.conf.result_backend"
     if isinstance(task.backend, RPCBackend):
@@ -132,7 +132,7 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, unless it is older than *since*, in microseconds."""
+    """The stored end of the call, unless it cannot be read, or is older than *since*, in microseconds."""
     if why_unreadable(task):
         return None
     try:
@@ -150,19 +150,21 @@ def _moment_of(kept: Mapping[str, Any]) -> int:
     return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
 
-# In seconds.
+# Seconds for which to try to end a mark.
 _TRIES_FOR = 60.0
 A_MOMENT = 0.001
 """The shortest time that the store knows, in seconds."""
 
 
 def seconds_until(task: Task, moment: Any) -> float:
+    """Seconds until *moment*: a countdown, a datetime, or a datetime's text in a message."""
     if isinstance(moment, int | float):
         return float(moment)
     return float((maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)).total_seconds())
 
 
 def until_expired(task: Task, expires: Any) -> float:
+    """Seconds in which the call may still begin; at least a moment, and infinite without `expires`."""
     return float("inf") if expires is None else max(A_MOMENT, seconds_until(task, expires))
 
 
@@ -203,7 +205,7 @@ WORKFLOWS = "singleton_workflows"
 def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
     written = message.get(WORKFLOWS)
     pairs = written if isinstance(written, list) else []
-    # The header may be foreign.
+    # Somebody else may have written this header.
     return [each for each in pairs if isinstance(each, list) and list(map(type, each)) == [str, str]]
 
 
@@ -225,7 +227,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
 
 
 def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the tasks of the canvas steps of the replaced task's workflows."""
+    """Wrap `Task.on_replace`: each task of the canvas becomes a step of the replaced task's workflows."""
 
     def replaced(task: Task, canvas: Any) -> Any:
         if workflows := workflows_of(vars(task.request)):
@@ -238,7 +240,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """The method takes the request at *position* behind the task id."""
+    """Wrap a method that stores an end, and takes the request at *position* behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")
@@ -250,7 +252,7 @@ def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool 
 
 
 def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
-    """The body of a failed chord never begins."""
+    """Wrap `Backend.chord_error_from_stack`: the body of a failed chord never begins."""
 
     def failed(backend: Backend, callback: Any, *args: Any, **kwargs: Any) -> Any:
         for body, _ in tasks_in(callback):

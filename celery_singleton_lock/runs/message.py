@@ -42,11 +42,13 @@ DELIVERY = "singleton_delivery"
 
 
 def text_of(task_id: Any) -> str:
-    # Celery also takes a `uuid.UUID`, or a subclass of `str`.
+    # Celery also takes a `uuid.UUID`, or a subclass of `str`, as a task id.
     return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
 class Origin(NamedTuple):
+    """The run that a call replaces by `replace()`."""
+
     key: str
     fence: int  # 0 without a lease
     published: int  # its `first_published`
@@ -76,11 +78,11 @@ class Notes:
     task_id: str = ""  # whose notes these are: a body may hand its headers on to another call
     marked: bool = False  # published as queued
     rank: int = 0  # the turn's position in the line, as a time of the store
-    waits_as_next: bool = False
+    waits_as_next: bool = False  # the successor, which waits until it can run
 
     @property
     def first_published(self) -> int:
-        """The publication of the call, or of the run that it replaces."""
+        """When the call was published, or the run that it replaces."""
         return (self.origin or self).published
 
     @property
@@ -90,7 +92,11 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes about the call *task_id*: None stands for any call, and empty for a new call without notes."""
+        """The notes about the call *task_id*, or about any call if None. A new call has an empty id, and no notes yet.
+
+        Raises:
+            ConfigurationError: The header has not our form.
+        """
         # Without `__init__`, unset fields keep the class's defaults.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
@@ -110,14 +116,14 @@ class Notes:
         return {name: value for name, value in vars(self).items() if value or name not in _TYPES}
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
-        """Add a missing time of publication; *now* may give none."""
+        """Add a missing time of publication. *now* asks the store, which may give none."""
         if not self.published:
             self.published = now() or time.time_ns() // 1000
             self.is_bare = True
         return self
 
     def of_the_call(self) -> "Notes":
-        """The notes that stay once the body has begun."""
+        """The notes that stay once the body has begun: its retry begins a new wait."""
         kept = Notes.__new__(Notes)
         # Keep unknown notes, which a later version has written.
         known = vars(self).items()
@@ -133,7 +139,7 @@ _TYPES_IN_ORIGIN = [str, int, int]
 def _checked(written: Any) -> dict[str, Any]:
     if isinstance(written, Mapping):
         notes = dict(written)
-        # Serializers turn a tuple into a list.
+        # A serializer may turn a tuple into a list.
         if type(origin := notes.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
             notes["origin"] = Origin(*origin)
         # An unknown note must not hide a method.
@@ -144,7 +150,7 @@ def _checked(written: Any) -> dict[str, Any]:
 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
-    # Celery could not send headers that are no mapping.
+    # Drop headers that are no mapping: Celery could not send them.
     if not (headers and isinstance(headers, Mapping)):
         return {HEADER: notes.header()}
     return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
@@ -154,7 +160,7 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
 _NEARLY = 0.9
 # Seconds from the end of a body to its acknowledgement, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# No headers, although a `Context` has no such attributes.
+# Fields of Celery's or ours in a message. They are no headers, although a `Context` has no such attributes.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
@@ -172,13 +178,14 @@ class Delivery(NamedTuple):
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
-    # All headers, if one named `headers` hides the others.
+    # The publisher's headers, if one named `headers` hides the others.
     hidden: Mapping[str, Any] | None = None
 
 
 class RequestState:
     """Our state on a request. Only its type tells it from a foreign header named `singleton_state`."""
 
+    # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
     # In eager mode: the run that this request replaces or retries, under that run's lease.
     origin: Origin | None = None
@@ -306,7 +313,7 @@ def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False
 
 @cache
 def stores_retry_once(kind: Any) -> Callable[..., Any]:
-    """Let this kind of backend store one RETRY for each run. Return its own `mark_as_retry`."""
+    """Patch this kind of backend: Celery stores no second RETRY for a run. Return the former `mark_as_retry`."""
     mark_as_retry: Callable[..., Any] = kind.mark_as_retry
 
     def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -318,7 +325,7 @@ def stores_retry_once(kind: Any) -> Callable[..., Any]:
     return mark_as_retry
 
 
-# Of a broker, in seconds.
+# Seconds to wait for a broker that restarts, and between two tries.
 _LONGEST_RESTART = 60.0
 _PAUSE = 0.5
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
@@ -326,7 +333,12 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
-    """Publish the run's message as it came, but *delay* seconds later and with these *notes* changed."""
+    """Publish the run's message as it came, but *delay* seconds later and with these *notes* changed.
+
+    Raises:
+        Reject: The message cannot be published, and the broker delivers it again.
+        Exception: The message cannot be published, and nobody delivers it again.
+    """
     task = run.task
     request = run.request
     noted = copy(run.notes.dated(partial(run.store.time, run.key)))

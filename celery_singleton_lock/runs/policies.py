@@ -40,11 +40,11 @@ class Waits(NamedTuple):
 class Policy:
     on_conflict: Callable[["Run", Conflict], Refused | Waits]
     waits_in: Literal["slot", "broker"] | None = None
-    kind: Succession | None = None
+    kind: Succession | None = None  # how its runs become the successor; None if they do not
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """Let the newest call run, whatever its own policy says."""
+        """`rerun` for a newest call, whatever its own policy says: others may have ended for it."""
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -183,7 +183,7 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     notes = run.notes
     joins = notes.joins
     if run.way == "copy":
-        # A limit of 0 grants nothing: ask only whether another delivery of this message runs.
+        # A limit of 0 grants nothing: ask only whether another delivery of this message runs, or has run.
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return fate_of_copy(run, answer)

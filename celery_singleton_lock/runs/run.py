@@ -56,7 +56,7 @@ _LEADS_TO = (
 
 
 def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
-    """The claim without what `Policy.complete` adds."""
+    """The claim without what `Policy.complete` adds. A main process calls this, so it runs no user code."""
     claim = Claim(key, token, options.ttl, options.limit)
     claim.task_id = task_id
     claim.task_name = options.holder_name
@@ -70,6 +70,7 @@ def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: 
 
 
 def is_later_attempt(request: Context, notes: Notes) -> bool:
+    """A body, which may not have ended yet, has published the call by `retry()` or `replace()`."""
     return bool(
         request.retries
         # Later steps of a chain have `replaced_task_nesting`, too, but not their own id as `parent_id`.
@@ -180,12 +181,12 @@ class Run(RequestState):
             log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """The end as REVOKED; None for an item or a chord's member, whose map or chord needs a result."""
+        """The end as REVOKED. An item or a chord's member returns None: its map or chord body waits for a result."""
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
-        """Call this once the run holds nothing: the next call may be published at once."""
+        """Call this only once the run holds nothing: a caller may publish the next call at once."""
         store_revoked(self.task, error)
         # Celery sends no event here, so a monitor would show the run as running for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
@@ -204,7 +205,7 @@ class Run(RequestState):
 
     def __enter__(self) -> None:
         if self.way == "item":
-            # If the map stayed the current task, tasks that the body calls would count as its items.
+            # If the map stayed the current task, tasks that the body calls directly would count as items.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
@@ -234,7 +235,7 @@ class Run(RequestState):
             self.unmark()
 
     def finish(self, *, is_interrupted: bool = False) -> None:
-        """Clean up once the result is stored; it may be missing if Celery *is_interrupted*."""
+        """Clean up once the result is stored. If Celery *is_interrupted*, the result may be missing."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored(is_interrupted=is_interrupted)
