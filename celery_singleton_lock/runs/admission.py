@@ -28,13 +28,13 @@ _LONGEST_DELAY = 60.0
 def admit(run: Run) -> Phase | Ended:
     """Ask for the lock. Return the phase in which the body may run, or the end of a run without its body."""
     notes = run.notes
-    # The usual run needs nothing of `_prepare`, so it asks at once.
     is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
     policy = POLICIES[run.options.on_conflict] if is_usual else _nearest(run)
     try:
         # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
+        # All other runs need nothing of `_prepare`, and ask at once.
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
             settled = _prepare(run, policy)
             if settled is not None:
