@@ -1,1 +1,1 @@
-"""A message becomes a run: its lease, its body, its end, and what happens if the lock is held."""
+"""A message becomes a run."""

@@ -1,4 +1,4 @@
-"""Admission of a run: one order of questions for every policy, and the one point at which a refused run ends."""
+"""Ask for a run's lock, and carry out what its policy decides if the lock is held."""
 
 from math import inf
 from typing import Any, NoReturn
@@ -17,27 +17,24 @@ from celery_singleton_lock.runs.policies import POLICIES, Policy, Refused, Waits
 from celery_singleton_lock.runs.run import RUNNING, UNLOCKED, Phase, Run
 from celery_singleton_lock.stores.records import ACQUIRE_BOUND, Conflict, Done, Grant, Holder
 
+# Seconds until a call that got no answer asks again for the first time.
 _FIRST_DELAY = 0.25
-# The least seconds for a try: in less, a far-away store never answers.
+# Seconds for a request. In less, a distant store would never answer.
 _SHORTEST_PATIENCE = 0.5
 # Seconds between two requests of one call to a store that stays away.
 _LONGEST_DELAY = 60.0
 
 
 def admit(run: Run) -> Phase | Ended:
-    """Ask for the lock; return the phase in which the body may run, or the end of a run without its body.
-
-    The store answers in one step. Is this message done? Does it have a run that lives? Does a newer call supersede it?
-    Do others go before it? Is there a free place? If not, a policy decides.
-    """
+    """Ask for the lock. Return the phase in which the body may run, or the end of a run without its body."""
     notes = run.notes
-    # Most runs need nothing but the claim they were made with, so they ask at once.
     is_usual = run.way == "first" and not (notes.newest or notes.marked or notes.joins)
     policy = POLICIES[run.options.on_conflict] if is_usual else _nearest(run)
     try:
         # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
+        # All other runs need nothing of `_prepare`, and ask at once.
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
             settled = _prepare(run, policy)
             if settled is not None:
@@ -45,18 +42,18 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # The store would refuse the next request, too.
+        # `StoreRefused` is a `StoreError`, too. Retries do not help, so `lock_on_store_error` does not apply.
         raise
     except StoreError as error:
         return _unanswered(run, error)
 
 
 def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
-    """Complete the claim. Return the phase or the end of a run that needs no lease, and None for any other."""
+    """Complete the claim. None if the run still has to ask for its lock."""
     notes = run.notes
     options = run.options
     claim = run.claim
-    # First: `fate_of_joiner` may send the claim, and a completed claim would leave a turn or a successor.
+    # First: `fate_of_joiner` may send the claim, which would take a turn or become the successor once completed.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -65,7 +62,6 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     if notes.marked:
         claim.queued_for = min(options.queue_ttl, until_expired(run.task, run.request.expires))
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
-        # The turn lasts for as long as the broker may deliver the message again.
         claim.turn_for = options.redelivered_within
         claim.rank = notes.rank or notes.refused_at
     return None
@@ -73,7 +69,6 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
 
 def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase | Ended:
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-        # Some brokers do not mark a redelivery. Ask again as a copy: the store looks for the other run of its message.
         run.way = "copy"
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
@@ -88,8 +83,7 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # A skip loses the work if the call in the way has ended. A later attempt that is skipped for a queued call
-        # is lost if that call never comes.
+        # A skip could lose work: the holder's call has ended already, or the queued call may never come.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -112,11 +106,10 @@ def _wait(run: Run, holder: Holder, seconds: float) -> Grant | Conflict | Done:
 
 
 def _passes_over(run: Run, queued: Holder) -> bool:
-    """The run may go before the queued call: it is a step of that call's workflow, or that call has ended."""
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # A callback of the last step is no step, but Celery publishes it before the stored result ends the mark.
+    # Callbacks of the last step come without the workflow's header, and before the queued call's mark ends.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -124,8 +117,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    """Begin a run of `until_executing`, and end its mark. Only another queued call can be in its way."""
-    # A copy heeds no queued call, because an earlier delivery may have begun; but it yields to a newer call.
+    # A copy ignores queued calls, because its first delivery may have begun and ended the mark. With `rerun` only a
+    # newer call is in its way.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -138,7 +131,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
 
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
-    """The holder runs this same message, although the broker has marked no redelivery."""
+    """The holder runs this same message: some brokers do not mark a redelivery."""
     twins = [each for each in conflict.holders if each.task_id == run.task_id and not each.goes_before]
     is_same = any(each.published == run.notes.first_published for each in twins)
     return run.can_be_requeued and is_same and not conflict.is_own
@@ -149,7 +142,6 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
-    # No two leases have the same fence.
     replaces_it = origin is not None and any(holder.fence == origin.fence for holder in begun)
     return run.can_be_requeued and (conflict.is_own or has_its_id or replaces_it)
 
@@ -159,19 +151,18 @@ def _nearest(run: Run) -> Policy:
     if run.can_be_requeued:
         return policy
     if run.way == "broadcast" and run.is_later_attempt:
-        # The run that published this retry may still have the lock, so a skip would lose the retry.
+        # The run before this retry may still have the lock, so a skip would lose the retry.
         return POLICIES["wait"]
     if policy.waits_in == "broker":
         return POLICIES["raise" if run.request.is_eager else "wait"]
     return policy
 
 
-# For this part of its time limit a run may wait in its slot. The rest is for the body.
+# The part of the time limit for which a run may wait in its slot.
 _SHARE = 1 / 4
 
 
 def _longest_wait(run: Run) -> float:
-    """Seconds for which the run may still wait in its slot; infinite without a time limit."""
     timed, request = (run.map, run.map.request) if run.way == "item" else (run.task, run.request)
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or limits_of_worker[0]
@@ -182,7 +173,6 @@ def _longest_wait(run: Run) -> float:
 
 
 def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
-    """End a run that does not get its lock, as its policy has decided."""
     if isinstance(fate, Ended):
         return fate
     outcome, holder = fate.outcome, fate.holder
@@ -197,10 +187,10 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # A dropped call that is no copy is the retry of a run that was asked to stop: nobody else ends its marks.
+        # The call may be the retry of a run that was asked to stop: nobody else ends its marks.
         run.unmark()
     run.was_passed_on = True
-    # `Retry` would hide the state of the other delivery.
+    # Not `Retry`, which would hide the state of the other delivery.
     raise Ignore(f"{outcome}: the result is that of another run of this very task")
 
 
@@ -209,29 +199,27 @@ def _skip(run: Run, words: str, reason: Reason, task_id: str | None) -> Ended:
 
 
 def _requeue(run: Run, why: Exception, delay: float, *, may_be_over: bool = False, **notes: Any) -> NoReturn:
-    """Requeue the call as a task that retries, without counting a retry."""
+    """Requeue the call as `retry()` does, but without counting a retry."""
     run.store_retry(why, run.key, may_be_over=may_be_over)
     sig = publish_again(run, delay, refused_at=run.claim.refused_at, rank=run.notes.rank, **notes)
     raise Retry(str(why), exc=why, when=delay, sig=sig)
 
 
 def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-    # A call that asks again every few seconds is reported once.
     is_first = outcome not in ("rescheduled", "joined") or not (run.notes.refused_at or run.notes.joins)
     log.tell_of_conflict(run.key, run.task_id, holder, outcome, is_first=is_first)
     if is_first:
         count(run.store, run.key, "conflicts", run.task.name, outcome)
         record(run.store, run.key, "conflict", outcome, run.task.name, run.claim, holder.task_id)
     signals.lock_conflict.send(sender=run.task, key=run.key, holder=holder, outcome=outcome)
-    # The event is not named `task-...`: a monitor would take that for a state of the task.
+    # A monitor would take an event named `task-...` for a state of the task.
     run.send_event("lock-conflict", key=run.key, holder=holder.task_id, outcome=outcome)
 
 
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
-    """Begin or end a run to which the store has given no answer, as `lock_on_store_error` says."""
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
-    # A newest call is never given up, because others may have ended in its favour.
+    # Never give up the newest call: others may have ended for it.
     left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:
@@ -250,7 +238,7 @@ def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     if outcome == "skipped":
         return _skip(run, str(error), "unanswered", None)
     if outcome == "rescheduled":
-        # The delay doubles the time so far, because nothing tells when the store is back.
+        # Exponential backoff: a delay is about as long as the time since the first try.
         delay = jittered(run.options, min(_LONGEST_DELAY, left, max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
         notes = {"unanswered": unanswered, "waits_as_next": run.notes.waits_as_next}

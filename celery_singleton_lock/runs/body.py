@@ -25,7 +25,7 @@ _ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body; raise its error, or `Revoked` if the run was asked to stop, even if its body caught `LockLost`."""
+    """Call the body. Raise `Revoked` if it was interrupted because the run was asked to stop, even if it returns."""
     locks = holds.get()
     try:
         try:
@@ -44,9 +44,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         reason = _asked_to_stop(run, None)
         if reason is None:
-            # Log only LOST: a holder asked to stop still has its lease.
+            # A holder that was asked to stop still has its lease.
             if run.lease.state is LOST:
-                # `lock_on_lost` is `warn`, or the body has caught the error.
                 text = "the body ran to its end after the loss"
                 told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
                 log.error("lock.finished_without_lease", text, **told)
@@ -55,8 +54,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
-    """Release each `Lock` that the body has taken and left."""
-    # Newest first, because giving back an older hold makes a newer one count as released.
+    # Newest first: giving back an older hold of a lease would make the newer hold count as released.
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
@@ -72,7 +70,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     try:
         current.set((*before, lease.weak))
         with run.interrupt:
-            # Before this point, a loss could not interrupt the body.
+            # A loss before this point could interrupt nothing.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
@@ -82,14 +80,14 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
-        # The interrupt cancelled the asyncio task of the body.
+        # The interrupt has cancelled the asyncio tasks of the body.
         raise _lost(run) from error
     finally:
         current.set(before)
 
 
 def _ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """The end of a body, for later deliveries of its message; None if they should run the body again."""
+    """What later deliveries of the message learn; None if they should run the body again."""
     if not run.can_be_requeued or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
@@ -107,13 +105,13 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
         return None if error.requeue else "retried"
     if isinstance(error, Ignore | Retry):
         return "retried"
-    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
+    # `acks_on_failure` is new in Celery 5.7.
     is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
     return None if task.acks_late and not is_acknowledged else "ended"
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse an awaitable, or a generator that has not begun: its work would be done without the lock."""
+    """Refuse an awaitable, an async generator, or a generator function's generator: it would work without the lock."""
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     advice = "write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
@@ -133,7 +131,6 @@ def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
 
 
 def _preempted(run: Run, reason: NotHeldReason) -> Ended:
-    """End as REVOKED; the text names the successor, or the person who has broken the lock."""
     is_broken = reason == "broken"
     successor = None
     by = None
@@ -143,7 +140,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
         else:
             successor = run.store.asked_to_stop_by(run.claim, "replaced")
         if run.stored_retry:
-            # A retry must not run after the newer run, or after the end that a person has asked for.
+            # Cancel the published retry: otherwise it would run after the newer call, or after a person's `break`.
             marker = marker_of(run.task_id, run.notes.published)
             run.store.mark_done(run.stored_retry, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.stored_retry, run.task_id)
@@ -159,7 +156,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
     """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
 
-    The mark is ended by `end_workflows` or, if the last step's worker lacks this library, by the next caller.
+    `end_workflows` ends the mark. If the last step's worker lacks this library, the next caller does.
     """
     task = run.task
     options = run.options
@@ -168,7 +165,7 @@ def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
         return
     since = 0
     if final_result(task, run.task_id):
-        # An earlier call with this id has left its end, and Celery would not store another over it.
+        # Celery would not overwrite the end of an earlier call with this id.
         since = run.notes.first_published
         with suppress(Exception):
             task.backend.forget(run.request.id)

@@ -1,4 +1,4 @@
-"""How a call ends: REVOKED is stored for the call and the later steps of its canvas, and its marks are removed."""
+"""How a call ends as REVOKED, and how its marks end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -54,8 +54,6 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Ended(NamedTuple):
-    """The result or error of a run without its body."""
-
     result: Any = None
     error: BaseException | None = None
 
@@ -72,7 +70,6 @@ class Revoked(Ignore):
 
 
 def store_revoked(task: Task, error: CallRevoked) -> None:
-    """Store REVOKED for the present request, and for what is behind it in a chain."""
     request = task.request
     end_workflows(task.app, request.id, vars(request))
     is_kept = task.store_eager_result if request.is_eager else True
@@ -80,19 +77,18 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery's `mark_as_failure` skips a later group, and all later steps if this result is ignored.
+    # Celery's `mark_as_failure` would skip later groups, and all later steps if this result is ignored.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord around the chain counts this step. A chord inside the chain never begins, so its members do not count.
+        # A chord around the chain waits for this step. A chord inside the chain never begins, and counts no members.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
 
 def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> EagerResult:
-    """The result of an `apply`: a revoked call is REVOKED, or raises with *throw*."""
     if not isinstance(result.result, Revoked):
         return result
     error = result.result.error
@@ -102,7 +98,7 @@ def eager_result(task: Task, result: EagerResult, *, throw: bool | None) -> Eage
 
 
 def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Each task in the *signatures*, at any depth, and whether it is in the header of a chord."""
+    """Each task at any depth, and whether it is in the header of a chord."""
     for signature in [signatures] if isinstance(signatures, Mapping) else signatures:
         kwargs = signature.get("kwargs") or {}
         if signature.get("subtask_type") == "chord":
@@ -115,12 +111,11 @@ def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any,
 
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
-"""The tasks that call the items of `map`, `starmap` and `chunks`, and have one result for all items."""
+"""The tasks of `map`, `starmap` and `chunks`, which have one result for all items."""
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """The result of the holder's run is stored, or will be, where every process can read it."""
-    # A turn may belong to a map's item, which has no result of its own. The result of an ended call may be deleted.
+    # An item of a map has no result, and a turn may be an item's. The result of an ended call may be deleted.
     if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
     keeps_result = holder.task_id is not None and holder.keeps_result
@@ -128,7 +123,7 @@ def has_result(task: Task, holder: Holder) -> bool:
 
 
 def why_unreadable(task: Any) -> str:
-    """Why only its own caller can read a result of the task; empty if every process can."""
+    """Why only the caller, or nobody, can read the task's results; empty if every process can."""
     if isinstance(task.backend, DisabledBackend):
         return "there is no result backend; set app.conf.result_backend"
     if isinstance(task.backend, RPCBackend):
@@ -137,11 +132,11 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, if it can be read. An end from before *since*, in microseconds, does not count."""
+    """The stored end of the call, unless it cannot be read, or is older than *since*, in microseconds."""
     if why_unreadable(task):
         return None
     try:
-        # A cache would have the end of the earlier call.
+        # A cache may have the end of an earlier call with this id.
         kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
         is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
     except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)
@@ -162,7 +157,7 @@ A_MOMENT = 0.001
 
 
 def seconds_until(task: Task, moment: Any) -> float:
-    """Seconds until *moment*, in any form that `apply_async` takes or a message has."""
+    """Seconds until *moment*: a countdown, a datetime, or a datetime's text in a message."""
     if isinstance(moment, int | float):
         return float(moment)
     return float((maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)).total_seconds())
@@ -183,7 +178,7 @@ def unmark(
     may_arrive: bool = False,
     in_background: bool = False,
 ) -> None:
-    """As `Store.unmark`; repeated in the background if the store is silent, or if the mark *may_arrive* later."""
+    """As `Store.unmark`, but repeat it in the background if the store is silent or the mark *may_arrive* later."""
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown, call_ended=call_ended)
     if not in_background:
         try:
@@ -197,7 +192,6 @@ def unmark(
 
 
 def unmark_if_ended(task: Task, key: str, found: Holder) -> bool:
-    """End the mark of a queued call if the call, or its workflow, has ended, even if its message may still come."""
     has_ended = found.is_queued_or_next and final_result(task, str(found.task_id), found.published) is not None
     if has_ended:
         unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False, call_ended=True)
@@ -216,15 +210,14 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
 
 
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
-    """End the marks of the workflows that end with this step; call this before the step's end is stored.
+    """End the marks of the workflows that end with this step, or with its chain if the step *has_failed*.
 
-    If a mark ended later, a caller could get the result, forget it, and publish the next call, which would be refused
-    and wait for the forgotten result. The `chain` behind the step ends as well if the step *has_failed*.
+    Call this before the step's end is stored. Otherwise a caller who has the result could be refused the next call.
     """
     if not (workflows := workflows_of(message)):
         return
     is_main = get_current_task() is None
-    # The step's end must be stored in any case. The next call finds that end, and ends the mark.
+    # An error must not keep the step's end from being stored.
     with suppress(Exception):
         behind = tasks_in(message.get("chain") or () if has_failed else ())
         ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
@@ -234,7 +227,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
 
 
 def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `Task.on_replace`: each task of the canvas becomes a step of the workflows of the replaced task."""
+    """Wrap `Task.on_replace`: each task of the canvas becomes a step of the replaced task's workflows."""
 
     def replaced(task: Task, canvas: Any) -> Any:
         if workflows := workflows_of(vars(task.request)):
@@ -247,7 +240,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a backend's method that stores an end, and takes the request at *position* behind the task id."""
+    """Wrap a method that stores an end, and takes the request at *position* behind the task id."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")
@@ -271,7 +264,7 @@ def _ending_its_body(fail: Callable[..., Any]) -> Callable[..., Any]:
     return failed
 
 
-# Celery calls one of the last four for each task that ends, even without a result. No backend overrides them.
+# Celery calls one of the `Backend` methods for each task that ends, even without a result. No backend overrides them.
 _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Task, "on_replace", _step_by_step),
     (Backend, "mark_as_done", partial(_ending_first, position=1, has_failed=False)),
@@ -283,13 +276,13 @@ _IN_A_WORKER: tuple[tuple[type, str, Callable[..., Any]], ...] = (
 
 @cache
 def look_after_workflows() -> None:
-    """Let this worker end the marks of workflows. Wrap the methods only now: an agent may have patched them."""
+    # Look the methods up only now: a monitoring agent may have patched them since the import.
     for owner, name, wrapped in _IN_A_WORKER:
         setattr(owner, name, wrapped(getattr(owner, name)))
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
-    """End the marks of a call whose message was thrown away; raises whatever foreign headers cause."""
+    """End the marks of a call whose message was discarded. Foreign headers may raise any error."""
     end_workflows(app, headers["id"], headers)
     notes = Notes.of(headers, headers["id"])
     if notes.key and notes.left_something:

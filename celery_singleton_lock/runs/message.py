@@ -1,7 +1,7 @@
-"""The message of a run: our notes on it, how it has come, our state on its request, and its way back to the broker.
+"""The message of a run: our notes on it, how it has come, and its way back to the broker.
 
-Celery makes each header an attribute of the request. A header named `headers`, as Sentry and Datadog write it, replaces
-the others in `request.headers`.
+Celery makes each header an attribute of the request. Sentry and Datadog write a header named `headers`, which replaces
+all others in `request.headers`.
 """
 
 import re
@@ -35,22 +35,22 @@ HEADER = "singleton_lock"
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
-"""The headers in which a beat notes which entry it has sent, and when the entry was due."""
+"""The headers that tell which entry a beat has sent, and when the entry was due."""
 
 DELIVERY = "singleton_delivery"
-"""The name under which the main process sends a pool process the facts of this delivery, beside the message."""
+"""The name under which a `Delivery` goes beside the message to a pool process."""
 
 
 def text_of(task_id: Any) -> str:
-    """*task_id* as plain text: Celery also takes a `uuid.UUID`, or a subclass of `str`."""
+    # Celery also takes a `uuid.UUID`, or a subclass of `str`, as a task id.
     return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
 class Origin(NamedTuple):
-    """The run that a call replaces by `replace()`. A call of the same key waits for the end of that run."""
+    """The run that a call replaces by `replace()`."""
 
     key: str
-    fence: int  # 0 if it ran without a lease
+    fence: int  # 0 without a lease
     published: int  # its `first_published`
 
     @property
@@ -60,43 +60,44 @@ class Origin(NamedTuple):
 
 @dataclass
 class Notes:
-    """The notes that we have written on a message. A time is in microseconds since the epoch, or 0."""
+    """Our notes on a message. Times are microseconds since the epoch, or 0."""
 
     key: str = ""
-    published: int = 0  # the first publication; by the store's clock where the newest call wins
-    tries: int = 0  # how many times the call was requeued
+    published: int = 0  # the first publication; by the store's clock with `rerun` and `replace`
+    tries: int = 0  # requeues so far
     refused_at: int = 0  # the first refusal, by the store's clock
-    is_copy: bool = False  # the message may have been delivered before
-    joins: str = ""  # the task id of the run that the call has joined
-    joins_fence: int = 0  # fence of the joined run, as last seen; a lower bound until that run begins
-    joins_since: int = 0  # a result of the joined task id that is older than this does not count; 0: any counts
+    is_copy: bool = False
+    joins: str = ""  # the task id of the joined run
+    joins_fence: int = 0  # of the joined run; a lower bound until that run begins
+    joins_since: int = 0  # older results of the joined task id do not count
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
-    is_bare: bool = False  # the message came without notes, so each delivery of it makes up another `published`
+    is_bare: bool = False  # the message has no notes, so each delivery makes up another `published`
     unanswered: int = 0  # microseconds without an answer of the store, delays included
-    origin: Origin | None = None  # the run that the call replaces
-    task_id: str = ""  # of the call that these notes are about: a body may hand its headers on to another call
-    marked: bool = False  # the call was published as queued, even if its task has another mode by now
-    rank: int = 0  # the position of the call's turn in the line: a moment by the store's clock
-    waits_as_next: bool = False  # the call is next, by `rerun` or `replace`, and waits until it can run
+    origin: Origin | None = None
+    task_id: str = ""  # whose notes these are: a body may hand its headers on to another call
+    marked: bool = False  # published as queued
+    rank: int = 0  # the turn's position in the line, as a time of the store
+    waits_as_next: bool = False  # the successor, which waits until it can run
 
     @property
     def first_published(self) -> int:
-        """When the call was published; a call that replaces a run keeps the publication of that run."""
+        """When the call was published, or the run that it replaces."""
         return (self.origin or self).published
 
     @property
     def left_something(self) -> bool:
-        """The call may have a mark or a turn in the store, and both have to end with the message."""
+        """The call may have a mark or a turn in the store."""
         return self.marked or bool(self.newest or self.rank)
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes in the headers about this call; a `ConfigurationError` if they are not in our form.
+        """The notes about the call *task_id*, or about any call if None. A new call has an empty id, and no notes yet.
 
-        *task_id* None: any call's notes count. Empty: the call is new, and has none yet.
+        Raises:
+            ConfigurationError: The header has not our form.
         """
-        # Most notes have only a few fields; the others keep the default of the class.
+        # Without `__init__`, unset fields keep the class's defaults.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
         if type(written) is int:
@@ -115,14 +116,14 @@ class Notes:
         return {name: value for name, value in vars(self).items() if value or name not in _TYPES}
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
-        """Add a missing time of publication: *now* is the store's clock, which may give none."""
+        """Add a missing time of publication. *now* asks the store, which may give none."""
         if not self.published:
             self.published = now() or time.time_ns() // 1000
             self.is_bare = True
         return self
 
     def of_the_call(self) -> "Notes":
-        """The notes that stay once a body has begun: a retry of the body begins a new wait."""
+        """The notes that stay once the body has begun: its retry begins a new wait."""
         kept = Notes.__new__(Notes)
         # Keep unknown notes, which a later version has written.
         known = vars(self).items()
@@ -136,10 +137,9 @@ _TYPES_IN_ORIGIN = [str, int, int]
 
 
 def _checked(written: Any) -> dict[str, Any]:
-    """Check notes whose types are not exactly ours. Notes that only a later version knows are kept."""
     if isinstance(written, Mapping):
         notes = dict(written)
-        # A message brings a tuple as a list.
+        # A serializer may turn a tuple into a list.
         if type(origin := notes.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
             notes["origin"] = Origin(*origin)
         # An unknown note must not hide a method.
@@ -150,7 +150,7 @@ def _checked(written: Any) -> dict[str, Any]:
 
 
 def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
-    """The headers with our notes. Headers that are no mapping are dropped: nobody could send them."""
+    # Drop headers that are no mapping: Celery could not send them.
     if not (headers and isinstance(headers, Mapping)):
         return {HEADER: notes.header()}
     return {**{name: value for name, value in headers.items() if name != DELIVERY}, HEADER: notes.header()}
@@ -158,23 +158,23 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
 
 # The part of the visibility timeout in which surely nobody else gets the message.
 _NEARLY = 0.9
-# Seconds from the end of a body until the broker has heard of it, on a busy machine.
+# Seconds from the end of a body to its acknowledgement, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# Names of Celery's or ours that a `Context` lacks.
+# Fields of Celery's or ours in a message. They are no headers, although a `Context` has no such attributes.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
 Way = Literal["first", "copy", "item", "broadcast", "eager"]
-"""How a run has come. `first`: by the first delivery of its message, as far as anybody knows. `copy`: by a delivery
-that may not be the first. `item`: by the message of its map, starmap or chunks. `broadcast`: by a fanout exchange,
-which sends to each queue. `eager`: without a message."""
+"""How a run has come. `first`: by what seems the first delivery of its message. `copy`: by a delivery that may not be
+the first. `item`: by the message of its map, starmap or chunks. `broadcast`: by a fanout exchange. `eager`: without a
+message."""
 
 
 class Delivery(NamedTuple):
-    """The data that the main process of a worker sends to a pool process."""
+    """What the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # When a worker received the message, on `clock()`. Without a worker: infinite, so its age is negative.
+    # On `clock()`; infinite without a worker, so the age is negative.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -183,16 +183,13 @@ class Delivery(NamedTuple):
 
 
 class RequestState:
-    """Our state on a request: its run, or what is known of a call without one.
+    """Our state on a request. Only its type tells it from a foreign header named `singleton_state`."""
 
-    Only the type tells this state from a header named `singleton_state`.
-    """
-
-    # The map, starmap or chunks of an item.
+    # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
-    # In eager mode: the run that this request replaces, or retries, under the lease of that run.
+    # In eager mode: the run that this request replaces or retries, under that run's lease.
     origin: Origin | None = None
-    # A pool may hand several runs the same request object, one after the other.
+    # A pool may use one request object for several runs, one after the other.
     request_id: str | None = None
 
     @property
@@ -204,7 +201,7 @@ _NO_DELIVERY = Delivery()
 
 
 def request_of(task: Any) -> Context:
-    """As `task.request`, at a third of its cost: inside that property Celery raises and catches an error."""
+    """As `task.request`, but faster: Celery's property raises and catches an error."""
     try:
         request: Context = task.request_stack._local.__getattr__("stack")[-1]  # noqa: SLF001 (Celery's)
     except (AttributeError, IndexError):
@@ -236,42 +233,40 @@ def _inside(variable: ContextVar[Any], value: object) -> Iterator[None]:
 
 
 def replacing(run: Origin) -> AbstractContextManager[None]:
-    """Within this context, each published call of the same key is noted as a replacement of this run."""
+    """Within this context, calls of the same key are published as replacements of this run."""
     return _inside(origin, run)
 
 
 def origin_here() -> Origin | None:
-    """The run that the calling code replaces. In eager mode, the call that replaces it runs inside."""
     run = origin.get()
     if run is None:
         return None
     task = get_current_task()
     state = state_of(task.request) if task is not None else None
-    # In eager mode the body of a replacement runs in here, and its own calls replace nothing.
+    # In eager mode a replacement's body runs inside `replacing`, but its own calls replace nothing.
     return run if state is None or state.origin is None else None
 
 
 def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
-    """Within this context, a dead process's call is published under the key of its *notes*, without user code."""
+    """Within this context, a dead process's call is published with the key of its *notes*, without user code."""
     return _inside(of_a_dead_run, notes.of_the_call())
 
 
 def notes_of(request: Context) -> Notes:
     known: Any = vars(request)
     if HEADER not in known and delivery_of(request).hidden is None:
-        # In eager mode nothing was sent, so the headers are only in `request.headers`.
+        # In eager mode the headers are only in `request.headers`.
         known = request.headers
     return Notes.of(known, request.id)
 
 
 def headers_of(request: Context) -> dict[str, Any]:
-    """The headers that the caller, and receivers of `before_task_publish`, have given."""
+    """The headers of the caller and of `before_task_publish` receivers."""
     headers = delivery_of(request).hidden or request.headers
     return dict(headers) if isinstance(headers, Mapping) else {}
 
 
 def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The headers of a message, if one named `headers` hides the others from a pool process."""
     if "headers" not in message:
         return None
     others = {name: value for name, value in message.items() if name not in _CELERYS and not hasattr(Context, name)}
@@ -305,7 +300,6 @@ def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Wa
 
 
 def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
-    """The message was delivered before, or may have been delivered elsewhere by now."""
     was_delivered_before = notes.is_copy or (request.delivery_info or {}).get("redelivered")
     return bool(was_delivered_before or is_long_here(delivery, options))
 
@@ -319,7 +313,7 @@ def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False
 
 @cache
 def stores_retry_once(kind: Any) -> Callable[..., Any]:
-    """The `mark_as_retry` of this kind of backend. From now on, Celery stores no second RETRY for a run."""
+    """Patch this kind of backend: Celery stores no second RETRY for a run. Return the former `mark_as_retry`."""
     mark_as_retry: Callable[..., Any] = kind.mark_as_retry
 
     def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -331,7 +325,7 @@ def stores_retry_once(kind: Any) -> Callable[..., Any]:
     return mark_as_retry
 
 
-# Seconds to wait for a broker that restarts.
+# Seconds to wait for a broker that restarts, and between two tries.
 _LONGEST_RESTART = 60.0
 _PAUSE = 0.5
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
@@ -339,11 +333,11 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
-    """Publish the run's message as it came, to come again after *delay* seconds, with some of its *notes* changed.
+    """Publish the run's message as it came, but *delay* seconds later and with these *notes* changed.
 
     Raises:
         Reject: The message cannot be published, and the broker delivers it again.
-        Exception: The message cannot be published, and was acknowledged.
+        Exception: The message cannot be published, and nobody delivers it again.
     """
     task = run.task
     request = run.request
@@ -396,7 +390,6 @@ def _as_it_came(run: "Run") -> dict[str, Any]:
 
 
 def _queue_of(task: Task) -> str | None:
-    """The queue by which the message came, if it is known. A delayed delivery changes the routing key."""
     info = task.request.delivery_info or {}
     key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
     for name, queue in task.app.amqp.queues.items():

@@ -1,4 +1,4 @@
-"""A policy decides what becomes of a run that finds its key held. `runs/admission.py` carries that out."""
+"""A policy decides what becomes of a run that finds its key held."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping
@@ -26,47 +26,39 @@ _FOR_EVER = float("inf")
 
 class Refused(NamedTuple):
     outcome: ConflictOutcome
-    holder: Holder  # in the way of the run
-    words: str = ""  # why the run is skipped, for its result
-    delay: float = 0.0  # of the requeued message, in seconds
+    holder: Holder
+    words: str = ""  # for the result of a skipped run
+    delay: float = 0.0  # in seconds
     notes: Mapping[str, Any] = {}  # to change on the requeued message
 
 
 class Waits(NamedTuple):
-    """The run waits in its slot for so many seconds at most. Then its policy is asked again."""
-
     seconds: float
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Decides what becomes of a run that finds its key held."""
-
     on_conflict: Callable[["Run", Conflict], Refused | Waits]
-    # None: its runs do not wait.
     waits_in: Literal["slot", "broker"] | None = None
-    # The rule by which its runs become the successor; None if they do not.
-    kind: Succession | None = None
-    # Its messages keep their turns in the line.
+    kind: Succession | None = None  # how its runs become the successor; None if they do not
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """The policy of a call: `rerun` for a newest call, in whose favour others may have ended."""
+        """`rerun` for a newest call, whatever its own policy says: others may have ended for it."""
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
-        """Add to the claim what the policy asks of the store."""
         claim.newest = notes.newest
-        # A run that waits in its slot must not wait for a message that needs the slot.
+        # A run that waits in its slot must not wait for a queued call, which may need that slot.
         claim.heeds_queued = options.unique_in_queue and not is_later_attempt and self.waits_in != "slot"
         if self.kind is not None and not is_later_attempt:
             claim.succeeds = self.kind
-            # For this long, an older message may come: it must end, or it would run after its successor.
+            # An older message that comes within this time must end, or it would run after its successor.
             claim.supersedes_for = max(options.queue_ttl, options.redelivered_within)
 
 
 def _skip(_: "Run", conflict: Conflict) -> Refused:
-    # The seconds after `;` are wrong when the result is read.
+    # Cut off the remaining seconds, which would be wrong when the result is read.
     return Refused("skipped", conflict.first, words=str(conflict.first.refusal).partition(";")[0])
 
 
@@ -79,8 +71,8 @@ def _reschedule(run: "Run", conflict: Conflict) -> Refused:
 
 
 def _wait(run: "Run", conflict: Conflict) -> Refused | Waits:
-    """Let a run wait once; then requeue it, because each delivery has its full time limit."""
-    # A lock that the calling code has would never become free.
+    """Wait in the slot once, and then requeue: the next delivery has its full time limit again."""
+    # The run would wait for ever for a lock that its own caller holds.
     has_lock = held_here(run.key) is not None or has_locked(run.key)
     if not (run.claim.waits_here or has_lock):
         expires_in = until_expired(run.task, run.request.expires)
@@ -118,7 +110,7 @@ def _requeued(run: "Run", conflict: Conflict, **notes: Any) -> Refused:
     is_next = conflict.successor == run.task_id
     waits_as_next = is_next and not broker_delays(run.task.app)
     if run.notes.rank or waits_as_next:
-        # A successor is never given up.
+        # Never give up a successor.
         left = _waiting_left(run, conflict) if run.notes.rank else _FOR_EVER
         delay = delay_in_line(run.task, run.request.expires, left)
     else:
@@ -127,24 +119,22 @@ def _requeued(run: "Run", conflict: Conflict, **notes: Any) -> Refused:
 
 
 def _waiting_left(run: "Run", conflict: Conflict) -> float:
-    """Seconds that are left of `lock_wait_timeout` since the first refusal."""
     waited = (conflict.at - run.claim.refused_at) / 1_000_000
     return _FOR_EVER if run.options.wait_timeout is None else run.options.wait_timeout - waited
 
 
 class Backoff(NamedTuple):
-    """Seconds until a requeued call asks again: twice as long each time, at most *longest* and a third of the ttl."""
+    """Seconds until a requeued call asks again, doubled each time."""
 
     first: float
     longest: float
-    # After a few refusals a call asks more rarely, so that any number of waiting calls is a bounded load.
+    # After a few refusals *longest* grows, to bound the load of many waiting calls.
     is_patient: bool = False
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# The next place is for this call, or another delivery of its message runs.
+# For a successor, and for a parked copy.
 SOON = Backoff(0.25, 2.0)
-# The call looks for the result of another run, whose end is not near.
 JOINED = Backoff(1.0, 1.0, is_patient=True)
 # `retry()` and `replace()` publish milliseconds before their body ends.
 CONTINUED = Backoff(0.05, 2.0)
@@ -161,41 +151,39 @@ def delay_of(run: "Run", backoff: Backoff, expires_in: float = _FOR_EVER) -> flo
 
 
 def delay_in_line(task: Task, expires: Any, left: float) -> float:
-    """Seconds until a message whose turn is not woken asks again; at most the *left* seconds of its wait."""
+    """Seconds until a message asks again if nobody wakes its turn."""
     # A worker discards an expired message only once its countdown ends.
     return min(jittered(task.lock_options, _FOR_EVER), left, until_expired(task, expires))
 
 
 def jittered(options: LockOptions, delay: float) -> float:
-    """A random time between half of *delay* and *delay*, and at most a quarter of the visibility timeout."""
-    # The message stays unacknowledged, so near the visibility timeout it would be delivered twice.
+    # The message stays unacknowledged, and near the visibility timeout it would be delivered twice.
     delay = min(delay, options.visibility_timeout / 4)
     return random.uniform(delay / 2, delay)
 
 
 def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
-    """Park a delivery until the other run of its message ends, or drop it. Only the other delivery stores a result."""
     if isinstance(answer, Conflict):
         holder, expires_in = answer.first, answer.first.expires_in
     else:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), _FOR_EVER
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # The other run is about to store its result. If its process dies before that, this delivery runs.
+        # If the other run's process dies before it stores the result, this delivery has to run.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
 
-# Seconds from the release of a lease until its result is stored. After that, the holder has died or keeps no results.
+# Seconds after the release. A joined run without a result by then counts as dead.
 _RESULT_GRACE = 1.5
 
 
 def fate_of_joiner(run: "Run") -> Ended | Refused | None:
-    """The decision about a run that has joined another; None if the joined run is dead."""
+    """What becomes of a joiner; None if the joined run is dead."""
     notes = run.notes
     joins = notes.joins
     if run.way == "copy":
-        # Its other delivery may run already; a limit of 0 grants no place.
+        # A limit of 0 grants nothing: ask only whether another delivery of this message runs, or has run.
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             return fate_of_copy(run, answer)
@@ -203,7 +191,7 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     for holder in state.holders:
         if holder.task_id == joins:
             return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
-    # Look only now: while the joined run has its lease, its task id may have the result of an earlier run.
+    # Look only after the release: until then, the joined task id may have an earlier run's result.
     kept = final_result(run.task, joins, notes.joins_since)
     if kept is not None:
         result = kept.get("result")
@@ -213,8 +201,7 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A run that goes on by `retry()` or `replace()` has stored its fence by `_tell_joiners`. Its end may be far, so
-    # wait longer; but not for ever, because its message may be lost.
+    # A joined run that goes on by `retry()` or `replace()` has stored its fence, and gets more time.
     goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     free_since = notes.free_since or state.at
@@ -224,9 +211,9 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
 
 def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
-    # If there is a result already, an earlier run with this id has left it. Only a later one counts.
+    # A result that is stored now is an earlier run's, and only a later result counts.
     since = holder.published if final_result(run.task, joins) else 0
-    # A run that has not begun has no fence yet. Its fence will be greater than this time of the store.
+    # A run that has not begun will get a fence greater than the store's time *at*.
     fence = at if holder.goes_before else holder.fence
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
@@ -237,7 +224,7 @@ def _joined(run: "Run", holder: Holder, **notes: Any) -> Refused:
 
 @contextmanager
 def telling_joiners(run: "Run") -> Iterator[None]:
-    """Tell the calls that have joined the run to wait for the attempt published inside."""
+    """Tell the run's joiners to wait for the attempt that is published inside."""
     try:
         yield
     except (Ignore, Retry):
@@ -249,16 +236,16 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # The fence needs an id of its own: under the call's id the last task of `replace()` would overwrite it.
+        # Under the call's own id, the last task of `replace()` would overwrite the fence.
         try:
-            # Not SUCCESS: a later run could not overwrite that with its own fence.
+            # Not SUCCESS, which a later run could not overwrite with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
 
 def _may_be_joined(task: Task) -> bool:
-    """Whether a call may have joined: the lock has a `lock_name`, or one of its tasks in this app uses `join`."""
+    # A task of another app may share a `lock_name`, and join.
     return option_of(task, "name") is not None or any(
         each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name)
         for each in task.app.tasks.values()
@@ -267,8 +254,7 @@ def _may_be_joined(task: Task) -> bool:
 
 
 def _fence_told(task: Task, task_id: str) -> int:
-    """The fence of the last run of this call that told its joiners to wait for a later attempt; 0 if none did."""
-    # Not from a cache: a later run writes another fence.
+    # A cache may have the fence of an earlier run.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 

@@ -1,6 +1,6 @@
-"""One execution of a task: its claim, its lease, and its end.
+"""One execution of a task.
 
-docs/explanation/how-it-works.md draws its phases, and says what leads from one to another.
+docs/explanation/how-it-works.md draws its phases.
 """
 
 import os
@@ -37,14 +37,14 @@ from celery_singleton_lock.stores.redis.store import Store
 
 
 class Phase(IntEnum):
-    ASKING = 0  # the run has no lock yet
-    RUNNING = 1  # the body runs under a lease
+    ASKING = 0
+    RUNNING = 1
     UNLOCKED = 2  # the body runs without a lease
-    ENDED = 3  # the body has ended, and its result is not known to be stored
-    OVER = 4  # nothing is left to do
+    ENDED = 3  # the body has ended, and its result may not be stored yet
+    OVER = 4
 
 
-# Module globals: `Phase.ASKING` costs a function call before Python 3.12.
+# Before Python 3.12, `Phase.ASKING` costs a function call.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 _LEADS_TO = (
     (RUNNING, UNLOCKED, OVER),
@@ -56,38 +56,35 @@ _LEADS_TO = (
 
 
 def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: str, attempt: int) -> Claim:
-    """The claim of a message's run, also in a main process; `admit` adds what the policy needs."""
+    """The claim without what `Policy.complete` adds. A main process calls this, so it runs no user code."""
     claim = Claim(key, token, options.ttl, options.limit)
     claim.task_id = task_id
     claim.task_name = options.holder_name
     # Without its attempt, a retry would be taken for a copy of the run before it.
     claim.attempt = attempt
     claim.published = notes.first_published
-    # A task id may be used again, so the publication tells its messages apart.
+    # A task id may be reused, so the time of publication identifies the message.
     claim.message = 0 if notes.is_bare else notes.published
     claim.refused_at = notes.refused_at
     return claim
 
 
 def is_later_attempt(request: Context, notes: Notes) -> bool:
-    """The call was published by `retry()` or `replace()` in a body, which may not have ended yet."""
+    """A body, which may not have ended yet, has published the call by `retry()` or `replace()`."""
     return bool(
         request.retries
-        # Later steps of a chain have `replaced_task_nesting`, too. Only the replacement has its own id as `parent_id`.
+        # Later steps of a chain have `replaced_task_nesting`, too, but not their own id as `parent_id`.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )
 
 
 class Run(RequestState):
-    """One execution of a task with a lock key."""
-
-    retry_error: BaseException | None = None  # for which the body calls `retry()`
+    retry_error: BaseException | None = None  # the `exc` of `retry()`
     stored_retry: str | None = None  # the lock key of the next attempt, once RETRY is stored
-    was_passed_on = False  # the call was requeued, or left to another delivery of its message
+    was_passed_on = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
-        # Set on the instance: these are read most, and reading a class default is four times slower.
         self.phase = ASKING
         self.request_id = request.id
         self.task = task
@@ -120,7 +117,6 @@ class Run(RequestState):
             # In a queue mode `lock_min_hold` counts from the publication.
             claim.min_hold = options.min_hold
         claim.may_be_copy = way == "copy" or (self.is_later_attempt and way != "broadcast")
-        # An item of a map has the task id of the map.
         self.task_id: str = claim.task_id
         self.interrupt = Interrupt()
         on_lost = self.interrupt.on_lost if options.on_lost != "warn" else None
@@ -135,7 +131,7 @@ class Run(RequestState):
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
         if phase is OVER:
-            # Weak from now on: otherwise run and request keep each other alive until the garbage collector runs.
+            # A strong reference would keep run and request alive until the garbage collector runs.
             self.request = proxy(self.request)
 
     def _deadman(self) -> DeadMan:
@@ -153,12 +149,12 @@ class Run(RequestState):
         return clock() - self._made_at
 
     def store_retry(self, why: BaseException | None, key: str, *, may_be_over: bool = False) -> None:
-        """Store RETRY before the message leaves: Celery would store it later, perhaps over the end of the next attempt.
+        """Store RETRY before the message leaves. Otherwise Celery could store it over the end of the next attempt.
 
-        If the call *may_be_over*, store nothing: another delivery may have stored the end.
+        Store nothing if the call *may_be_over*: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
-        # A task that keeps only errors stores no success, so nothing would overwrite the RETRY of a requeue.
+        # Not for a requeue (`ASKING`): if a task keeps only errors, no success would overwrite its RETRY.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             traceback = "".join(format_exception(why)) if why is not None and why is self.retry_error else None
@@ -169,7 +165,7 @@ class Run(RequestState):
         if self.way not in ("item", "eager") and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
-            # Let a soft time limit end the run: otherwise the body would run without that limit.
+            # If `_store` caught this error, the body would run without its soft time limit.
             self._store(store, raises=(SoftTimeLimitExceeded,))
 
     @property
@@ -185,12 +181,12 @@ class Run(RequestState):
             log.warning("lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def revoked(self, text: str, reason: Reason, holder: str | None) -> Ended:
-        """End as REVOKED. An item or a chord's member returns None: its map or chord body waits for a result."""
+        """The end as REVOKED. An item or a chord's member returns None: its map or chord body waits for a result."""
         is_part = self.way == "item" or self.request.chord
         return Ended() if is_part else Ended(error=Revoked(CallRevoked(text, self.key, holder, reason)))
 
     def store_revoked(self, error: CallRevoked) -> None:
-        """Store the end as REVOKED, once the run holds nothing: a caller may publish the next call at once."""
+        """Call this only once the run holds nothing: a caller may publish the next call at once."""
         store_revoked(self.task, error)
         # Celery sends no event here, so a monitor would show the run as running for ever.
         self.send_event("task-revoked", terminated=False, signum=None, expired=False)
@@ -204,13 +200,12 @@ class Run(RequestState):
             log.warning("lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
-        """Raise `LockLost` if the run was asked to stop: a retry or replacement would go on with its work."""
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
         if self.way == "item":
-            # If the map stayed the current task, other tasks that the body calls directly would count as items.
+            # If the map stayed the current task, tasks that the body calls directly would count as items.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 
@@ -227,7 +222,6 @@ class Run(RequestState):
         self.go_to(OVER if self.lease.ending is None else ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
-        """The body has raised an error, lost its lease, or ended as REVOKED. A retry is no failure."""
         if self.phase is ASKING or (self.stored_retry is not None and not self.was_replaced):
             return False
         if isinstance(error, Ignore | Reject | Retry):
@@ -241,20 +235,18 @@ class Run(RequestState):
             self.unmark()
 
     def finish(self, *, is_interrupted: bool = False) -> None:
-        """Leave nothing behind once the result is stored; it may be missing if an error has interrupted Celery."""
+        """Clean up once the result is stored. If Celery *is_interrupted*, the result may be missing."""
         if self.phase is not OVER:
             self.give_back()
             self._mark_stored(is_interrupted=is_interrupted)
             self.go_to(OVER)
 
     def _has_stored(self) -> bool:
-        """The end is stored, or nobody can wait for it."""
         if self.request.ignore_result or endings.why_unreadable(self.task):
             return True
         return endings.final_result(self.task, self.request.id, self.notes.first_published) is not None
 
     def _mark_stored(self, *, is_interrupted: bool) -> None:
-        """Write into the marker that the result is stored; in the background if the store is silent."""
         ending = self.lease.ending
         if ending is None or ending.outcome != "ended" or (is_interrupted and not self._has_stored()):
             return
@@ -271,13 +263,12 @@ class Run(RequestState):
         background.submit(PendingRelease(partial(self.store.servers.part_of, self.key), clock() + ending.kept, mark))
 
     def unmark(self) -> None:
-        """End the marks of a call whose message has ended for good."""
+        """End the marks of a call whose message will not come again."""
         if self.notes.left_something:
             unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
             self.notes = self.notes.of_the_call()
 
     def begins(self, phase: Phase) -> None:
-        """Go to *phase*, in which the body is about to run."""
         self.go_to(phase)
         if self.task.stores_started:
             self._store_started()
@@ -285,7 +276,7 @@ class Run(RequestState):
             count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers
         if type(headers) is dict:
-            # A body may hand its headers on. Then another call would have the token of this delivery.
+            # A body may hand its headers on, and then another call would have this delivery's token.
             headers.pop(DELIVERY, None)
         if not self.notes.published:
             self.notes = self.notes.dated(partial(self.store.time, self.key))
