@@ -92,7 +92,7 @@ class StoreError(SingletonLockError):
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting cannot work. The message names it, and says what is allowed."""
+    """An option or setting cannot work. The message says which, and what is allowed."""
 
 
 class StoreRefused(StoreError, ConfigurationError):

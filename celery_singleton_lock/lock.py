@@ -52,8 +52,8 @@ class Lock:
     the order of their arrival. `lease.lost`, `lease.check()` and the `lock_lost` signal report a loss; nothing is
     raised in running code.
 
-    Threads and asyncio tasks compete with each other, even if they share one object. A `with` block may end in another
-    context or thread of its process. After a fork, the child holds nothing.
+    Threads and asyncio tasks compete with each other, and so do objects with the same name. A `with` block may end in
+    another context or thread of its process. After a fork, the child holds nothing.
 
     In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`. A blocking call raises an
     error there if it would have to wait.
@@ -65,7 +65,7 @@ class Lock:
         ttl: Seconds that a lease lasts without renewal, at least 1.
         limit: How many may hold the lock at once. Each object grants by its own limit.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. In a thread of an executor, all asyncio tasks that it serves count as one.
+            and releases it as often. All asyncio tasks that an executor's thread serves count as one.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 
@@ -196,7 +196,7 @@ class Lock:
             timeout: Seconds to wait at most. None waits without limit, whatever `lock.timeout` is.
 
         Returns:
-            The lease, or None if the lock did not become free.
+            The lease, or None if the lock did not become free in time.
 
         Raises:
             StoreError: The store did not answer within 5 s. The lock is not held.
@@ -280,11 +280,11 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if the block is unknown and an error ends it."""
+        """The hold of the block that *statement* ends. None if it is unknown and an error ends the block."""
         # Look again if another thread has left the block that was found.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
-        # Hide no error of the block. `GeneratorExit` only closes a generator.
+        # Do not hide an error of the block. `GeneratorExit` only closes a generator.
         if hold is None and error_type in (None, GeneratorExit):
             why = "nobody in this process has entered it through this object, or it was left already"
             raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
@@ -313,12 +313,12 @@ class Lock:
 
 
 def _statement() -> object:
-    """An id of the calling `with`: it begins and ends in one frame, even if a generator changes threads."""
+    """An id of the calling `with`, the same at its start and end, even if a generator changes threads."""
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters a block in one frame and leaves it in another.
         return id(frame.f_locals.get("self")), contextlib
-    # A later frame may have the same id. A reference to the frame would keep its variables alive.
+    # The id alone may be that of a later frame. A reference to the frame would keep its variables alive.
     return id(frame), frame and frame.f_code
 
 

@@ -52,13 +52,13 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
 
 
 if VERSION < (5, 7):
-    # Before Celery 5.7, a tracer may keep an old list of receivers, and would not call one connected later.
+    # Before Celery 5.7, a tracer may keep an old list of receivers, and would not call later ones.
     connect_postrun()
 
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Even without tasks: another receiver of this signal may import them.
+    # Do this even without tasks: another receiver of this signal may import them.
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")

@@ -69,7 +69,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         lock_name: First part of the key (default: the task's name). Tasks with the same name exclude each other.
         lock_ttl: Seconds that a lease lasts without renewal, at least 1 (default 30).
         lock_limit: How many runs may hold the lock at once (default 1).
-        lock_on_conflict: `"skip"` (default) or `"raise"`. `"reschedule"`: waits for its turn. `"wait"`: the same, but in
+        lock_on_conflict: `"skip"` (default) or `"raise"`. `"reschedule"`: waits for its turn. `"wait"`: the same, in
             its pool slot. `"join"`: ends with the holder's result or error. `"rerun"`: the call published last runs
             after the present run. `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: What a skipped run returns. If this is unset, the run ends as REVOKED.
@@ -80,7 +80,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             the publication (default 0).
         lock_min_hold_on_failure: False frees the key at once if a run fails, dies or loses its lease (default True).
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body. `"warn"` only logs the loss and sends
-            `lock_lost`. `"kill"` kills the pool process at the deadline (prefork on Linux).
+            the signal `lock_lost`. `"kill"` kills the pool process at the deadline (prefork on Linux).
         lock_on_store_error: What a run does if Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`,
             `"run"` without a lock, or `"skip"`.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost (default 3600).
@@ -177,7 +177,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """The publisher needs no key, and leaves that of plain arguments to the worker."""
+        """The publisher needs no key, so the worker makes that of plain arguments."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
@@ -253,7 +253,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
-        """As Celery's; but arguments that make no lock key raise here, not in the worker."""
+        """As Celery's; but arguments that make no lock key raise an error here, not in the worker."""
         if rest:
             options = options_by_name(*rest, **options)
         if options:
@@ -300,7 +300,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """As in Celery 5.5: a pushed request inherits the fields of the present one."""
+        """As in Celery since 5.5: a pushed request inherits the fields of the present one."""
         self.request_stack.push(self._request_inside(*args, **kwargs))
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
@@ -338,7 +338,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # The class has no name if `register_task` has made one for the object. Celery makes the same name.
+            # `register_task` names only the object. Make the same name for its class.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
@@ -353,7 +353,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             state = message.RequestState()
             state.request_id = request.id
             state.map = caller
-            # Keep `called_directly`: otherwise `retry` in an item's body would publish the message of the map.
+            # The item keeps `called_directly`: otherwise `retry` in its body would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
             known = message.state_of(request)
@@ -361,7 +361,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
                 self._refuse_second_call(known.run)
                 return None
         notes = message.notes_of(request)
-        # Prefer the publisher's key: after a deploy that changes keys, queued calls still have their old ones.
+        # Prefer the publisher's key: after a deploy that changes keys, queued calls still have their old keys.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
             request.singleton_state = state = message.RequestState()
@@ -373,7 +373,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # Direct calls in a body are fine. After the body, so are those of handlers such as `on_success`.
+        # Allow direct calls in the body, and in handlers such as `on_success` if no subclass overrides `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

@@ -44,7 +44,7 @@ HELD_BY_TEST = "held-by-test"
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
 _A_MILLISECOND = 0.001
-_EXPIRES_WITHIN = 10.0  # seconds; a busy machine may stand still for some
+_EXPIRES_WITHIN = 10.0  # seconds; long, because a busy machine may pause
 _PATIENCE = 1.0  # seconds for a body that ends after its test
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
@@ -76,7 +76,7 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Inside the block, keep the locks of the app, and each `Lock`, even with a `url`, in the memory of this process.
+    """Inside the block, the locks of the app and every `Lock`, even with a `url`, are in the memory of this process.
 
     In a process that is forked inside the block, each lock raises an error. Other processes use the app's own store.
     """
@@ -89,7 +89,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
     try:
-        # A `Lock` uses the block of its own app if there is one.
+        # A `Lock` uses the store of its own app's block if there is one.
         with _stores_of_locks(lambda app: in_memory.get(app.conf.changes.get(_SETTING), store)):
             yield store
     finally:
@@ -125,8 +125,8 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
         *args: The arguments of the call whose lock is held.
-        **kwargs: Its keyword arguments. With a key, only `app`: the app whose store has the lock (default: the current
-            app).
+        **kwargs: The keyword arguments of that call. With a key, only `app`: the app whose store has the lock, by
+            default the current one.
 
     Raises:
         ConfigurationError: There is no such lock, or the block is inside `disabled()`.
@@ -374,7 +374,7 @@ class Recorded:
 
 
 def recorded() -> AbstractContextManager[Recorded]:
-    """Record what locks do inside the block, in this process: not in a worker's pool processes."""
+    """Record what locks do in this process inside the block, but not in the pool processes of a worker."""
     return Recorded().listening()
 
 
