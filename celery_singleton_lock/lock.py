@@ -91,7 +91,7 @@ class Lock:
             raise options.not_allowed("app", app, "give a Celery app, or None for the current one")
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
-        # Fail now if there is no store, not at the first use of the lock.
+        # Fail now if there is no store.
         _ = self._store
         self._key = keys.key_of(options.prefix_of(self._app), keys.checked_name(name), {})
         self._ttl = options.seconds("ttl", ttl, least=1)
@@ -99,7 +99,7 @@ class Lock:
         self._reentrant = options.flag("reentrant", reentrant)
         _seconds_to_wait(True, timeout)
         self.timeout = timeout
-        # Keeps the holds of open `with` blocks alive: contexts refer to them weakly.
+        # Keeps the holds of open blocks alive: contexts refer to them weakly.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
@@ -128,7 +128,7 @@ class Lock:
             raise
         return False
 
-    # No `async def`: `_statement` needs the frame of the caller, and a coroutine starts later.
+    # No `async def`: `_statement` needs the frame of the caller.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """As `__enter__`, without blocking the event loop."""
         return self._enter(_statement())
@@ -270,7 +270,7 @@ class Lock:
         else:
             hold.lease.report_granted()
         if hold.statement is not None:
-            # Only after the grant: otherwise another thread could leave a block that has not begun.
+            # Only now: otherwise another thread could leave a block that has not begun.
             self._blocks[hold] = True
         return hold.lease.view
 
@@ -280,20 +280,20 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends. None if it is unknown and an error ends the block."""
+        """The hold of the block that *statement* ends; None if there is none and an error ends the block."""
         # Look again if another thread has left the block that was found.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
-        # Do not hide an error of the block. `GeneratorExit` only closes a generator.
+        # Do not hide an error of the block; `GeneratorExit` is no error.
         if hold is None and error_type in (None, GeneratorExit):
             why = "nobody in this process has entered it through this object, or it was left already"
             raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
         return hold
 
     def _block_left_by(self, statement: object) -> Hold | None:
-        """The hold of the block that *statement* ends, which may have begun in another thread.
+        """The hold of the block that *statement* ends, begun in any thread.
 
-        If no block matches, prefer one that began in this context, then one whose lease is over, then the newest.
+        If none matches: one of this context, else one whose lease is over, else the newest.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()
@@ -313,24 +313,24 @@ class Lock:
 
 
 def _statement() -> object:
-    """An id of the calling `with`, the same at its start and end, even if a generator changes threads."""
+    """An id of the calling `with`, the same at its start and end, in any thread."""
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
-        # An `ExitStack` enters a block in one frame and leaves it in another.
+        # An `ExitStack` enters and leaves in different frames.
         return id(frame.f_locals.get("self")), contextlib
-    # The id alone may be that of a later frame. A reference to the frame would keep its variables alive.
+    # A later frame may have the same id. A reference to the frame would keep its variables alive.
     return id(frame), frame and frame.f_code
 
 
 def _caller() -> tuple[int, object]:
-    """The calling thread and asyncio task. A context would not do: a new task copies that of its creator."""
+    """The calling thread and asyncio task. Not the context: a new task copies it."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return threading.get_ident(), task and ref(task)
 
 
 def _seconds_to_wait(blocking: bool, timeout: options.Duration | None) -> float | None:
-    """The seconds to wait: 0 asks once, None waits without limit."""
+    """0 asks once, None waits without limit."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:

@@ -30,7 +30,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     tracer = trace.get_tracer("celery_singleton_lock", tracer_provider=tracer_provider)
     signals.lock_conflict.connect(_show_conflict, weak=False, dispatch_uid=_UID)
     task_postrun.connect(partial(_show_run, tracer), weak=False, dispatch_uid=_UID)
-    # Our receiver goes first, because that of Celery's instrumentation ends the span.
+    # Ours goes first: the receiver of Celery's instrumentation ends the span.
     task_postrun.receivers.sort(key=lambda receiver: receiver[0][0] != _UID)
 
 
@@ -46,7 +46,7 @@ def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
     if holder.task_id:
         facts["singleton_lock.holder.task_id"] = holder.task_id
     span.add_event("singleton_lock.conflict", facts)
-    # An unpublished call has no span; the current span is its caller's.
+    # An unpublished call has no span of its own.
     if outcome != "unpublished":
         span.set_attributes(facts)
 

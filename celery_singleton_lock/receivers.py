@@ -19,7 +19,7 @@ from celery_singleton_lock.runs.message import run_of
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver of `task_postrun` if the task has its own code before the lock, which may end the run."""
+    """Connect the receiver of `task_postrun` if the task's own code may end a run before its lock."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
@@ -39,7 +39,7 @@ def release_at_task_end(task: Task, state: str | None, retval: Any, *, is_interr
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    # An error that passes through Celery, such as SystemExit at a cold shutdown, may leave the result unstored.
+    # An error such as SystemExit at a cold shutdown may leave the result unstored.
     is_interrupted = sys.exc_info()[0] is not None
     try:
         if isinstance(task, Lockable):
@@ -58,7 +58,7 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Do this even without tasks: another receiver of this signal may import them.
+    # Even without tasks: another receiver of this signal may import them.
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")

@@ -89,9 +89,9 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # Replaces `track_started`, with which Celery could overwrite the end that another delivery has stored.
+    # Replaces `track_started`: Celery could store STARTED over the end of another delivery.
     stores_started: bool = False
-    # The task id of the last run that is `OVER`. It saves `after_return` a slow look-up of the request.
+    # Task id of the last run that is `OVER`: saves `after_return` a slow look-up.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -177,18 +177,18 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """The publisher needs no key, so the worker makes that of plain arguments."""
+        """Whether the publisher can leave the key to the worker, if the arguments are plain."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name no queue; kept even if the configuration changes."""
+        """The queue of calls that name no queue."""
         return queue_by(self, {})
 
     @cached_property
     def _calls_body_itself(self) -> bool:
-        """Only Celery's `__call__` is behind ours. We skip it, because it pushes a request, which is slow."""
+        """Only Celery's `__call__` is behind ours; skipping it is faster."""
         behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
         return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
@@ -305,7 +305,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
-        # If `headers` were None, a retry would publish all fields that Celery does not know as headers.
+        # With None, a retry would publish all fields that Celery does not know as headers.
         return Context(*args, **{**vars(outer), "headers": outer.headers or {}, **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -320,7 +320,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # Celery reads `consumer.timer` and `Request` only while it makes the strategy.
+        # Celery keeps the timer and the request class that it finds here.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -338,7 +338,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # `register_task` names only the object. Make the same name for its class.
+            # After `register_task`, only the object has a name.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
@@ -353,7 +353,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             state = message.RequestState()
             state.request_id = request.id
             state.map = caller
-            # The item keeps `called_directly`: otherwise `retry` in its body would publish the message of the map.
+            # The item stays `called_directly`: otherwise its `retry` would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
             known = message.state_of(request)
@@ -361,7 +361,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
                 self._refuse_second_call(known.run)
                 return None
         notes = message.notes_of(request)
-        # Prefer the publisher's key: after a deploy that changes keys, queued calls still have their old keys.
+        # Prefer the publisher's key: a queued call has left marks under it, even if a deploy has changed keys.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
             request.singleton_state = state = message.RequestState()
@@ -372,8 +372,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # Allow direct calls in the body, and in handlers such as `on_success` if no subclass overrides `__call__`.
+        """Raise if a subclass's `__call__` calls ours again after the run, without a lock."""
+        # A body may call its task. So may `on_success`, if no subclass overrides `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:

@@ -44,7 +44,7 @@ HELD_BY_TEST = "held-by-test"
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
 _A_MILLISECOND = 0.001
-_EXPIRES_WITHIN = 10.0  # seconds; long, because a busy machine may pause
+_EXPIRES_WITHIN = 10.0  # seconds, because a busy machine may pause
 _PATIENCE = 1.0  # seconds for a body that ends after its test
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
@@ -57,7 +57,7 @@ class StoreInMemory(MemoryStore):
         """Move the clock of the store ahead by *seconds*: cool-downs and marks end, leases and a `countdown` do not."""
         ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Without this lock, the heartbeat could renew in between with the plain TTL, and the lease would expire.
+        # Otherwise a renewal in between would restore the plain TTL, and the lease would expire.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -82,7 +82,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
-    app.conf.get(_SETTING)  # loads a configuration that is still pending
+    app.conf.get(_SETTING)  # loads a pending configuration
     url = f"memory://test-{next(_numbers)}"
     changes = app.conf.changes
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
@@ -110,7 +110,7 @@ def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
 
 
 class _Target(NamedTuple):
-    said: str  # what the test has called, for errors
+    said: str  # what the test has called
     store: Store
     key: str
     of_task: options.LockOptions | None = None  # None for a key
@@ -213,7 +213,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
         if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
-            # An expired lease ends as by a death, without signal and log line.
+            # After `expire`, as after a death: no signal and no log line.
             with suppress(StoreError):
                 target.store.release(lease.claim, None)
 
@@ -247,7 +247,7 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 class _Unlimited(MemoryStore):
     def acquire(self, claim: Claim) -> Any:
-        # More places than a test can take. A claim on the whole lock takes a million.
+        # A claim on the whole lock takes a million places.
         return super().acquire(replace(claim, limit=10**12))
 
 
@@ -355,7 +355,7 @@ class Recorded:
         self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # An unpublished call has no request; `sender.request` may be that of the publishing body.
+        # An unpublished call has no request: `sender.request` may be the publisher's.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
@@ -363,7 +363,7 @@ class Recorded:
         self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A lost lease cannot be released, but a holder that was asked to stop still has its lease.
+        # A holder that was asked to stop counts as `lost`, but still has its lease.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease)))
 
@@ -379,7 +379,7 @@ def recorded() -> AbstractContextManager[Recorded]:
 
 
 def _await_reports() -> None:
-    """Wait until known losses are reported, but not for long if a receiver is slow."""
+    """Wait for reports of known losses, but not for a slow receiver."""
     reported = threading.Event()
     background.submit(reported.set)
     reported.wait(RELEASE_BOUND)
