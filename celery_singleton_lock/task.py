@@ -271,7 +271,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return eager_result(self, super().apply(*args, **kwargs), throw=kwargs.get("throw"))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; but raises `LockLost` if the run was asked to stop or loses its lease."""
+        """As Celery's; but raises `LockLost` if the run was asked to stop, or loses its lease meanwhile."""
         run = message.run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
