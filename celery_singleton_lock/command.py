@@ -1,4 +1,4 @@
-"""The command `celery singleton`. Every command of Celery loads this file, so it imports the rest when needed."""
+"""The command `celery singleton`. Every command of Celery loads this file, so it imports the rest only when needed."""
 
 from importlib import import_module
 from typing import Any
@@ -8,11 +8,11 @@ from celery.signals import import_modules
 
 
 class _Named(click.Group):
-    """Imports the commands of operators when one is used."""
+    """Imports the commands of operators only when one is used."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         group: click.Group = import_module(f"{__package__}.operations.cli").singleton
-        # Options of the app, which Celery has added only here.
+        # Celery has added the app's own options to `self`, not to this group.
         group.params += [each for each in self.params if each not in group.params]
         return group.make_context(*args, **options)
 

@@ -1,4 +1,4 @@
-"""The errors. Each keeps all arguments in `args`, so that it survives pickle and JSON result backends."""
+"""The errors. Each keeps its arguments in `args`, so that it survives pickle and JSON result backends."""
 
 from typing import Literal
 
@@ -92,11 +92,11 @@ class StoreError(SingletonLockError):
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting cannot work. The message says which, and what is allowed."""
+    """An option, a setting or an argument cannot work. The message says which, and what is allowed."""
 
 
 class StoreRefused(StoreError, ConfigurationError):
-    """The store refuses us until a setting is changed, such as a password. Retries do not help.
+    """The store refuses us, for example because of a wrong password. Retries do not help until that is changed.
 
     Arguments:
         store: Address of the store, without credentials.

@@ -65,7 +65,7 @@ class Lock:
         ttl: Seconds that a lease lasts without renewal, at least 1.
         limit: How many may hold the lock at once. Each object grants by its own limit.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. All asyncio tasks that an executor's thread serves count as one.
+            and releases it as often. Beware of executors: a thread there serves many asyncio tasks, which count as one.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 
@@ -154,8 +154,8 @@ class Lock:
         """Decorate a function or a coroutine function: each call of it holds the lock.
 
         Raises:
-            ConfigurationError: *function* is neither, or returns an awaitable or a generator, which would run only
-                after the release.
+            ConfigurationError: *function* is neither, or is a generator function. A call raises this error if it
+                returns an awaitable or a generator, whose work would be done after the release.
         """
         is_lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
@@ -314,6 +314,7 @@ class Lock:
 
 def _statement() -> object:
     """An id of the calling `with`, the same at its start and end, in any thread."""
+    # None if a greenlet begins with this call.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters and leaves in different frames.

@@ -72,7 +72,7 @@ class Log(logging.Filter):
         self.write(level, "lock.conflict", key=key, task_id=task_id, holder=holder.task_id, **its, outcome=outcome)
 
     def tell_of_death(self, key: str, died: "Facts | Holder", known: str) -> None:
-        """Log that a holder died, and what is *known* of its end."""
+        """Log that a holder ended without a release, and what is *known* of its end."""
         self.remember_label(died.task_id or "", died.label)
         who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
         self.warning("lock.holder_died", known, key=key, **who)

@@ -41,12 +41,13 @@ def uninstrument() -> None:
 
 
 def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
+    # The signal is sent in the thread of the task, so the task's span is current.
     span = trace.get_current_span()
     facts = {"singleton_lock.key": key, "singleton_lock.outcome": outcome}
     if holder.task_id:
         facts["singleton_lock.holder.task_id"] = holder.task_id
     span.add_event("singleton_lock.conflict", facts)
-    # An unpublished call has no span of its own.
+    # An unpublished call has no span of its own: the current span is its caller's.
     if outcome != "unpublished":
         span.set_attributes(facts)
 

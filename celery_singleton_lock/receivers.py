@@ -45,7 +45,7 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
     except BaseException:
-        # A signal handler may have raised above, and Celery would only log the error.
+        # A signal handler may have raised above, and Celery would only log the error: try once more.
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
         raise
@@ -58,7 +58,7 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Even without tasks: another receiver of this signal may import them.
+    # Even if there are no tasks yet: another receiver of this signal may import them.
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")

@@ -46,7 +46,7 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 
     class TypedTask(Task):
-        """Makes `Task[...]` work at run time, which Celery does only since 5.7."""
+        """Celery's task, which can be subscripted at run time. Celery's own can only since 5.7."""
 
         abstract = True
         __class_getitem__ = classmethod(GenericAlias)
@@ -82,7 +82,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body. `"warn"` only logs the loss and sends
             the signal `lock_lost`. `"kill"` kills the pool process at the deadline (prefork on Linux).
         lock_on_store_error: What a run does if Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`,
-            `"run"` without a lock, or `"skip"`.
+            `"run"` without a lock, or `"skip"`. A publisher waits for 2 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost (default 3600).
         lock_label: A format string such as `"supplier {supplier_id}"`, shown to operators beside the key.
     """
@@ -91,7 +91,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     Request = "celery_singleton_lock.worker:SingletonRequest"
     # Replaces `track_started`: Celery could store STARTED over the end of another delivery.
     stores_started: bool = False
-    # Task id of the last run that is `OVER`: saves `after_return` a slow look-up.
+    # Task id of the last run that is `OVER`: saves `after_return` a slow look-up. If a later run with this id is not
+    # `OVER`, the receiver of `task_postrun` finishes it.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -183,7 +184,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name no queue."""
+        """The queue of calls that name no queue. A later `conf.update` does not change it."""
         return queue_by(self, {})
 
     @cached_property
@@ -271,7 +272,12 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return eager_result(self, super().apply(*args, **kwargs), throw=kwargs.get("throw"))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; but raises `LockLost` if the run was asked to stop, or loses its lease meanwhile."""
+        """As Celery's; but it may raise `LockLost`.
+
+        Raises:
+            LockLost: The body was interrupted before, because its run was asked to stop. Or it is interrupted while the
+                retry is published, because its run is asked to stop or has lost its lease.
+        """
         run = message.run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
@@ -281,13 +287,13 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             with telling_joiners(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
-            # Celery takes a loss during publishing for a broker error, and would store no result.
+            # Celery takes a `LockLost` during publishing for an error of the broker, and would store no result.
             if isinstance(rejected.reason, LockLost):
                 raise rejected.reason from None
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; but raises `LockLost` if the run was asked to stop.
+        """As Celery's; but raises `LockLost` if the body was interrupted because its run was asked to stop.
 
         In `until_executed`, the call counts as queued until *sig* ends.
         """
@@ -305,7 +311,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
-        # With None, a retry would publish all fields that Celery does not know as headers.
+        # If `headers` were None, Celery would take each unknown field for a header, and a retry would publish it.
         return Context(*args, **{**vars(outer), "headers": outer.headers or {}, **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
@@ -372,7 +378,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return run
 
     def _refuse_second_call(self, run: Run) -> None:
-        """Raise if a subclass's `__call__` calls ours again after the run, without a lock."""
+        """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
         # A body may call its task. So may `on_success`, if no subclass overrides `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return

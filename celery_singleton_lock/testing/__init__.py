@@ -253,7 +253,7 @@ class _Unlimited(MemoryStore):
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Lock nothing inside the block, in all threads: bodies run, calls are published, and each `Lock` is granted.
+    """Inside the block, lock nothing in this process: bodies run, calls are published, and each `Lock` is granted.
 
     A process that is forked inside the block never locks anything.
     """
@@ -268,7 +268,7 @@ def disabled() -> Iterator[None]:
 
 
 class Acquired(NamedTuple):
-    """A lease was granted; `task` and `task_id` are None for a `Lock`."""
+    """A lease was granted. Here and below, `task` and `task_id` are None for a `Lock`."""
 
     task: str | None
     task_id: str | None
