@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Every command of celery imports this package, by its entry point, and most commands need nothing of it.
+    # Import lazily: every command of Celery loads this package, and most need nothing of it.
     if name in __all__:
         for home in ("task", "lock", "errors", "leases.lease", "definition.options", "runs.endings", "stores.records"):
             if hasattr(module := import_module(f"{__name__}.{home}"), name):

@@ -1,4 +1,4 @@
-"""Loaded by every command of Celery: the name of `celery singleton`, and the hook of workers and beats."""
+"""The command `celery singleton`. Every command of Celery loads this file, so it imports the rest only when needed."""
 
 from importlib import import_module
 from typing import Any
@@ -8,11 +8,11 @@ from celery.signals import import_modules
 
 
 class _Named(click.Group):
-    """Imports the commands of operators only when one of them is used."""
+    """Imports the commands of operators only when one is used."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         group: click.Group = import_module(f"{__package__}.operations.cli").singleton
-        # Celery adds the app's own options to each command that it knows.
+        # Celery has added the app's own options to `self`, not to this group.
         group.params += [each for each in self.params if each not in group.params]
         return group.make_context(*args, **options)
 
@@ -22,5 +22,5 @@ singleton = _Named("singleton", help="Show the locks of singleton tasks, and fre
 
 @import_modules.connect(weak=False)
 def load_the_runtime(**_: Any) -> None:
-    """Load the checks of workers and beats, even where no task is locked."""
+    """Load the receivers of workers and beats, even if no task is locked."""
     import_module(f"{__package__}.receivers")

@@ -1,4 +1,4 @@
-"""The errors of this library. Each keeps its arguments in `args`, so it survives pickle and JSON result backends."""
+"""The errors. Each keeps its arguments in `args`, so that it survives pickle and JSON result backends."""
 
 from typing import Literal
 
@@ -6,11 +6,11 @@ DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
 
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
-"""The holder is asked to stop, and keeps its lease until it ends."""
+"""The holder was asked to stop, and still has its lease."""
 NotHeldReason = Literal[LostReason, "released", "forked"]
 
 LockHeldState = Literal["held", "cooldown", "queued", "ended"]
-"""Why a key is not free, in `LockHeld` and in the log."""
+"""Why a key is not free."""
 
 _STATES: dict[LockHeldState, str] = {
     "held": "is held by {}; its lease lasts another {:.1f} s unless it is renewed",
@@ -28,14 +28,14 @@ class LockHeld(SingletonLockError):
     """The key is not free.
 
     Arguments:
-        key: The lock key that was wanted.
+        key: The lock key.
         holder_task_id: Task id of the call that has the key, or goes first; None for a `Lock`.
         expires_in: Seconds until the first place is free if no holder renews.
-        state: `held`, `cooldown`, `queued` (the named call goes first), or `ended` (it has just ended).
+        state: `held`, `cooldown`, `queued` (the other call goes first), or `ended` (the holder has just ended).
     """
 
     reason = "raised"
-    """As a `CallRevoked` has one."""
+    """As in `CallRevoked`."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -75,7 +75,7 @@ class LockLost(SingletonLockError):
 
 
 class StoreError(SingletonLockError):
-    """The store gave no usable answer. The request may have worked.
+    """The store gave no usable answer. The request may have succeeded.
 
     Arguments:
         store: Address of the store, without credentials.
@@ -92,11 +92,11 @@ class StoreError(SingletonLockError):
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting has a value that cannot work; the message names it and says what is allowed."""
+    """An option, a setting or an argument cannot work. The message says which, and what is allowed."""
 
 
 class StoreRefused(StoreError, ConfigurationError):
-    """The store wants another password, permission, certificate or database, or cannot serve us; retries do not help.
+    """The store refuses us, for example because of a wrong password. Retries do not help until that is changed.
 
     Arguments:
         store: Address of the store, without credentials.

@@ -48,27 +48,26 @@ _TAKES_FUNCTIONS = (
 class Lock:
     """A lock with at most *limit* holders at once, in all processes that use the store.
 
-    Each holder has a lease of *ttl* seconds, which is renewed in the background and expires if the process dies.
-    `lease.lost`, `lease.check()` and the `lock_lost` signal report a loss; nothing is ever raised in running code.
-    Waiters are served in the order of their arrival.
+    Each holder has a lease, which is renewed in the background and expires if the process dies. Waiters are served in
+    the order of their arrival. `lease.lost`, `lease.check()` and the `lock_lost` signal report a loss; nothing is
+    raised in running code.
 
-    Threads and asyncio tasks that share one object compete with each other, and so do two objects with one name. A
-    `with` block may end in another context or thread of its process. After a fork, the child holds nothing.
+    Threads and asyncio tasks compete with each other, and so do objects with the same name. A `with` block may end in
+    another context or thread of its process. After a fork, the child holds nothing.
 
     In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`. A blocking call raises an
     error there if it would have to wait.
 
     Arguments:
         name: The name of the lock, 1 to 200 characters.
-        url: The store, see `singleton_lock_url`; by default the store of *app*.
-        app: The Celery app whose settings apply; by default the current one.
+        url: The store, as in `singleton_lock_url` (default: the store of *app*).
+        app: The Celery app whose settings apply (default: the current app).
         ttl: Seconds that a lease lasts without renewal, at least 1.
-        limit: The number of holders at once. Each object grants by its own limit.
-        reentrant: A thread (or greenlet, or asyncio task) that holds the lock through this object may acquire it
-            again. The lock is free after as many releases. By default False: a thread of an executor serves many
-            asyncio tasks, and a re-entrant lock would take them for one.
-        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits; 0 asks once, None waits
-            for as long as it takes. `lock.timeout` may be set later.
+        limit: How many may hold the lock at once. Each object grants by its own limit.
+        reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
+            and releases it as often. Beware of executors: a thread there serves many asyncio tasks, which count as one.
+        timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
+            without limit. `lock.timeout` may be set later.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
@@ -92,7 +91,7 @@ class Lock:
             raise options.not_allowed("app", app, "give a Celery app, or None for the current one")
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
-        # Otherwise a program without a store would fail only at its first use of the lock.
+        # Fail now if there is no store.
         _ = self._store
         self._key = keys.key_of(options.prefix_of(self._app), keys.checked_name(name), {})
         self._ttl = options.seconds("ttl", ttl, least=1)
@@ -100,21 +99,21 @@ class Lock:
         self._reentrant = options.flag("reentrant", reentrant)
         _seconds_to_wait(True, timeout)
         self.timeout = timeout
-        # Keeps the holds of `with` blocks, which end in any context.
+        # Keeps the holds of open blocks alive: contexts refer to them weakly.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
-        """Wait for the lock, for at most *timeout* seconds; then raise `LockHeld`."""
+        """Take the lock, or raise `LockHeld` after *timeout* seconds."""
         lease = self._take(_seconds_to_wait(True, self.timeout), _statement())
-        # Call nothing more: if a signal raised there, nobody would leave the block, and its lease would be renewed.
+        # Call nothing after the grant: if a signal handler raised there, nobody would release the lease.
         assert lease is not None
         return lease
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release the lease of this block, from any context or thread, unless it was released before.
+        """Release the lease of this block, in any context or thread, unless it was released before.
 
         Raises:
-            SingletonLockError: Nobody in this process has entered the block, or it was left before.
+            SingletonLockError: The block was not entered in this process, or was left before.
         """
         hold = None
         try:
@@ -129,7 +128,7 @@ class Lock:
             raise
         return False
 
-    # No `async def`, because `_statement` needs the frame of the caller, and a coroutine runs later.
+    # No `async def`: `_statement` needs the frame of the caller.
     def __aenter__(self) -> Coroutine[Any, Any, Lease]:
         """As `__enter__`, without blocking the event loop."""
         return self._enter(_statement())
@@ -152,10 +151,11 @@ class Lock:
         return False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function, or a coroutine function: each call of it is a block.
+        """Decorate a function or a coroutine function: each call of it holds the lock.
 
         Raises:
-            ConfigurationError: *function* is neither, or its call returns work to do after the release.
+            ConfigurationError: *function* is neither, or is a generator function. A call raises this error if it
+                returns an awaitable or a generator, whose work would be done after the release.
         """
         is_lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
@@ -185,7 +185,7 @@ class Lock:
         return self._key
 
     def state(self) -> LockState:
-        """The holders, the calls that are queued or next, the number that wait, and the end of a cool-down."""
+        """Who holds the lock, who comes next, how many wait, and when a cool-down ends."""
         return self._store.survey([self._key])[0]
 
     def acquire(self, blocking: bool = True, timeout: options.Duration | None = None) -> Lease | None:
@@ -193,24 +193,24 @@ class Lock:
 
         Arguments:
             blocking: Wait until the lock is free; False asks once.
-            timeout: The most seconds to wait; by default as long as it takes, whatever `lock.timeout` is.
+            timeout: Seconds to wait at most. None waits without limit, whatever `lock.timeout` is.
 
         Returns:
-            The lease, or None if others held the lock until then.
+            The lease, or None if the lock did not become free in time.
 
         Raises:
-            StoreError: The store did not answer within 5 s; nothing is held.
-            ConfigurationError: *timeout* is negative or goes with `blocking=False`.
+            StoreError: The store did not answer within 5 s. The lock is not held.
+            ConfigurationError: *timeout* is negative, or given with `blocking=False`.
             SingletonLockError: The call would have to wait in a thread that runs an event loop.
         """
         return self._take(_seconds_to_wait(blocking, timeout))
 
     async def aacquire(self, timeout: options.Duration | None = None) -> Lease | None:
-        """As `acquire`, without blocking the event loop; a cancelled `await` holds nothing."""
+        """As `acquire`, without blocking the event loop; after a cancelled `await`, the lock is not held."""
         return await self._take_in_loop(_seconds_to_wait(True, timeout))
 
     def release(self) -> None:
-        """Release the lease that this thread, or asyncio task, acquired last. Elsewhere call `lease.release()`.
+        """Release the lease that this thread or asyncio task acquired last. Elsewhere, call `lease.release()`.
 
         Raises:
             SingletonLockError: This thread or task holds no lease through this object.
@@ -228,7 +228,7 @@ class Lock:
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | None:
         if patience != 0 and waits_stop_greenlets():
-            # Refuse even a free lock: otherwise a program would fail only once the lock is held.
+            # Refuse even a free lock: otherwise the error would come only under contention.
             raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
         hold = self._begin(statement)
         try:
@@ -239,7 +239,6 @@ class Lock:
                 answer = hold.lease.wait(patience)
             return self._taken(hold, answer)
         except BaseException:
-            # A signal handler may have raised after the grant.
             hold.give_back()
             raise
 
@@ -271,7 +270,7 @@ class Lock:
         else:
             hold.lease.report_granted()
         if hold.statement is not None:
-            # After the grant: otherwise another thread could leave a block that is not entered yet.
+            # Only now: otherwise another thread could leave a block that has not begun.
             self._blocks[hold] = True
         return hold.lease.view
 
@@ -281,20 +280,20 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if the block is unknown and an error ends it."""
-        # If two threads leave the same block at once, the second looks for another.
+        """The hold of the block that *statement* ends; None if there is none and an error ends the block."""
+        # Look again if another thread has left the block that was found.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
-        # The exception that closes a generator is no error.
+        # Do not hide an error of the block; `GeneratorExit` is no error.
         if hold is None and error_type in (None, GeneratorExit):
             why = "nobody in this process has entered it through this object, or it was left already"
             raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
         return hold
 
     def _block_left_by(self, statement: object) -> Hold | None:
-        """The block that *statement* ends, perhaps in another context or thread than that in which it began.
+        """The hold of the block that *statement* ends, begun in any thread.
 
-        If no block matches, prefer one that this context knows, then one whose lease is over, then the newest.
+        If none matches: one of this context, else one whose lease is over, else the newest.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()
@@ -304,7 +303,7 @@ class Lock:
             return (own,) if own else (own, hold in known, not hold.lease.time_left)
 
         found = max(blocks, key=likeness, default=None)
-        # A re-entrant lease is released as often as it was taken, in the reverse order.
+        # The holds of a re-entrant lease end newest first.
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 
     def _new_lease(self) -> Holding:
@@ -314,25 +313,25 @@ class Lock:
 
 
 def _statement() -> object:
-    """An id of the calling `with`, which begins and ends in one frame, even if a generator changes threads."""
+    """An id of the calling `with`, the same at its start and end, in any thread."""
     # None if a greenlet begins with this call.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
-        # An `ExitStack` enters a block in one frame and leaves it in another.
+        # An `ExitStack` enters and leaves in different frames.
         return id(frame.f_locals.get("self")), contextlib
-    # Add the code, because a later frame may have the same id. The frame itself would keep its variables alive.
+    # A later frame may have the same id. A reference to the frame would keep its variables alive.
     return id(frame), frame and frame.f_code
 
 
 def _caller() -> tuple[int, object]:
-    """The calling thread and asyncio task. Not the context, which a new task copies from its creator."""
+    """The calling thread and asyncio task. Not the context: a new task copies it."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return threading.get_ident(), task and ref(task)
 
 
 def _seconds_to_wait(blocking: bool, timeout: options.Duration | None) -> float | None:
-    """0 asks once, None waits for as long as it takes."""
+    """0 asks once, None waits without limit."""
     if timeout is None:
         return None if blocking else 0.0
     if not blocking:

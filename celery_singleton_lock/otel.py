@@ -1,4 +1,4 @@
-"""Locks in traces: conflict, wait and loss, on the spans of OpenTelemetry's instrumentation of Celery.
+"""Locks in traces: conflicts, waits and losses, in the spans of OpenTelemetry's Celery instrumentation.
 
 Install `celery-singleton-lock[otel]` and an SDK of OpenTelemetry, and call `instrument`.
 """
@@ -22,12 +22,15 @@ _UID = "celery_singleton_lock.otel"
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     """Show locks in traces from now on, in this process and its children.
 
-    Call it before or after the instrumentation of Celery. *tracer_provider* makes the spans of waits.
+    May be called before or after Celery's instrumentation.
+
+    Arguments:
+        tracer_provider: Makes the spans of waits (default: the global one).
     """
     tracer = trace.get_tracer("celery_singleton_lock", tracer_provider=tracer_provider)
     signals.lock_conflict.connect(_show_conflict, weak=False, dispatch_uid=_UID)
     task_postrun.connect(partial(_show_run, tracer), weak=False, dispatch_uid=_UID)
-    # Put our receiver first, because that of Celery's instrumentation ends the span.
+    # Ours goes first: the receiver of Celery's instrumentation ends the span.
     task_postrun.receivers.sort(key=lambda receiver: receiver[0][0] != _UID)
 
 
@@ -38,13 +41,13 @@ def uninstrument() -> None:
 
 
 def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
-    # Signals are sent in the thread of the task, so the span of the task is current.
+    # The signal is sent in the thread of the task, so the task's span is current.
     span = trace.get_current_span()
     facts = {"singleton_lock.key": key, "singleton_lock.outcome": outcome}
     if holder.task_id:
         facts["singleton_lock.holder.task_id"] = holder.task_id
     span.add_event("singleton_lock.conflict", facts)
-    # If the call was not published, the current span is its caller's.
+    # An unpublished call has no span of its own: the current span is its caller's.
     if outcome != "unpublished":
         span.set_attributes(facts)
 

@@ -1,7 +1,6 @@
 """Receivers of Celery's signals.
 
-A receiver of `task_postrun` would add a tenth to the cost of each lock. So the first task or run that needs the
-receiver connects it.
+The receiver of `task_postrun` slows each task. So the first task or run that needs the receiver connects it.
 """
 
 import sys
@@ -20,14 +19,14 @@ from celery_singleton_lock.runs.message import run_of
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver if the task has code of its own before the lock, because that code may end the run."""
+    """Connect the receiver of `task_postrun` if the task's own code may end a run before its lock."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
 
 
 def connect_postrun() -> None:
-    """From now on, clean up after runs that never reach `__call__`, or leave something to do after it."""
+    """From now on, clean up after runs that `__call__` never began or did not finish."""
     task_postrun.connect(_after_its_end, weak=False)
 
 
@@ -40,27 +39,26 @@ def release_at_task_end(task: Task, state: str | None, retval: Any, *, is_interr
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    # An error that passes through Celery, such as the SystemExit of a cold shutdown, may keep it from storing the end.
+    # An error such as SystemExit at a cold shutdown may leave the result unstored.
     is_interrupted = sys.exc_info()[0] is not None
     try:
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
     except BaseException:
-        # A signal handler may have raised above, and Celery goes on as if nothing had happened.
+        # A signal handler may have raised above, and Celery would only log the error: try once more.
         if isinstance(task, Lockable):
             release_at_task_end(task, state, retval, is_interrupted=is_interrupted)
         raise
 
 
 if VERSION < (5, 7):
-    # Before Celery 5.7, a signal that drops a dead receiver gets a new list of receivers. A tracer made before
-    # keeps the old list, and calls no receiver that is connected later.
+    # Before Celery 5.7, a tracer may keep an old list of receivers, and would not call later ones.
     connect_postrun()
 
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Here, because another receiver of this signal may import the tasks.
+    # Even if there are no tasks yet: another receiver of this signal may import them.
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")
@@ -78,12 +76,12 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
-    # The consumer must go on, whatever a message carries.
+    # A malformed message must not stop the consumer.
     with suppress(Exception):
         unmark_unread(sender.app, message.headers)
 
 
 @worker_process_shutdown.connect(weak=False)
 def hand_over_what_was_counted(**_: Any) -> None:
-    # A pool process ends without the handlers of `atexit`.
+    # A pool process runs no `atexit` handlers.
     counters.flush()

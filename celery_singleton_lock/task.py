@@ -1,4 +1,4 @@
-"""The task base class: a lease is taken before the body runs and given back after it."""
+"""`SingletonTask`: takes a lease before the body runs, and releases it afterwards."""
 
 import time
 from functools import cached_property, partial
@@ -32,7 +32,6 @@ from celery_singleton_lock.stores.records import Holder, LockState
 if TYPE_CHECKING:
     from typing import Generic
 
-    # `P` and `R_co` have defaults, so that `SingletonTask` without parameters is a complete type.
     from typing_extensions import ParamSpec, TypeVar
 
     P = ParamSpec("P", default=...)
@@ -47,53 +46,53 @@ else:
     R_co = TypeVar("R_co", covariant=True)
 
     class TypedTask(Task):
-        """Celery's task, which cannot be subscripted at run time before 5.7."""
+        """Celery's task, which can be subscripted at run time. Celery's own can only since 5.7."""
 
         abstract = True
         __class_getitem__ = classmethod(GenericAlias)
 
 
 class SingletonTask(option.Lockable, TypedTask[P, R_co]):
-    """A Celery task of which one execution per lock key runs at a time.
+    """A Celery task that runs once at a time for each lock key.
 
-    The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
-    worker that dies no longer renews it, so the key is free within one ttl. A direct call, `task(...)`, takes no lock;
-    a task that calls itself directly continues under the lease it has. Tasks of Celery itself are never locked.
+    A run holds a lease in Redis, and renews it until the body ends. If the worker dies, the key is free within one TTL.
+    A direct call, `task(...)`, takes no lock of its own. Celery's own tasks are never locked.
+
+    An option that is None takes the app's `singleton_lock_*` setting, or else the default.
 
     Attributes:
-        lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in the queue, until the
-            body starts, which runs without a lock. `"until_executed"`: unique in the queue and while it runs.
-            `"until_and_while_executing"`: unique in the queue, and one at a time.
-        lock_key: The arguments that make two calls the same. None: all of them. A list of parameter names; `()`: the
-            task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
-        lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
-        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
-        lock_limit: The number of runs that may hold the lock at once; by default 1.
-        lock_on_conflict: `"skip"` (default), `"raise"` or `"reschedule"`. `"wait"`: in its slot of the pool. `"join"`:
-            ends with the holder's result or error. `"rerun"`: the call published last runs after the present run.
-            `"replace"`: the same, and the holder is asked to stop.
-        lock_skip_result: The value that a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which a call that waits fails with `LockHeld`, or with `StoreError` if the
-            store does not answer. With `"rerun"` and `"replace"` in a queue mode: how long newer calls may delay a run.
-        lock_min_hold: The least seconds for which the key stays taken: from the start of a run or, in a queue mode,
-            from the publication.
-        lock_min_hold_on_failure: False: a run that fails, dies or loses its lease leaves the key free at once.
-        lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
-            `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline (prefork on Linux).
-        lock_on_store_error: If Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`, `"run"` without a
-            lock, or `"skip"`. A publisher waits for 2 s.
-        lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by default 3600.
-        lock_label: A format string, `"supplier {supplier_id}"`, that operators read beside the key.
-
-    None means the app's `singleton_lock_*` setting, and without one the default.
+        lock_mode: `"while_executing"` (default): one run at a time. `"until_executing"`: one call in the queue, whose
+            body runs without a lock. `"until_executed"`: one call, queued or running. `"until_and_while_executing"`:
+            one call in the queue, and one run at a time.
+        lock_key: The arguments that make the key: None (default) for all, a list of parameter names, `()` for none, a
+            format string such as `"{customer_id}"`, or a callable `(*args, **kwargs)`.
+        lock_name: First part of the key (default: the task's name). Tasks with the same name exclude each other.
+        lock_ttl: Seconds that a lease lasts without renewal, at least 1 (default 30).
+        lock_limit: How many runs may hold the lock at once (default 1).
+        lock_on_conflict: `"skip"` (default) or `"raise"`. `"reschedule"`: waits for its turn. `"wait"`: the same, in
+            its pool slot. `"join"`: ends with the holder's result or error. `"rerun"`: the call published last runs
+            after the present run. `"replace"`: the same, and the holder is asked to stop.
+        lock_skip_result: What a skipped run returns. If this is unset, the run ends as REVOKED.
+        lock_wait_timeout: Seconds after which a waiting call fails with `LockHeld`, or with `StoreError` if the store
+            does not answer (default: never). With `"rerun"` and `"replace"` in a queue mode: how long newer calls may
+            delay a run.
+        lock_min_hold: Seconds for which the key stays taken at least, from the start of a run or, in a queue mode, from
+            the publication (default 0).
+        lock_min_hold_on_failure: False frees the key at once if a run fails, dies or loses its lease (default True).
+        lock_on_lost: `"abort"` (default) raises `LockLost` in the body. `"warn"` only logs the loss and sends
+            the signal `lock_lost`. `"kill"` kills the pool process at the deadline (prefork on Linux).
+        lock_on_store_error: What a run does if Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`,
+            `"run"` without a lock, or `"skip"`. A publisher waits for 2 s.
+        lock_queue_ttl: Seconds for which a call counts as queued if its message is lost (default 3600).
+        lock_label: A format string such as `"supplier {supplier_id}"`, shown to operators beside the key.
     """
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # In place of `track_started`: Celery would store STARTED before our `__call__`, over the end of another delivery.
+    # Replaces `track_started`: Celery could store STARTED over the end of another delivery.
     stores_started: bool = False
-    # The task id of the last run that has left nothing to do. `after_return` then need not find the request, which is
-    # slow. If a later run of the same id has left something, the `task_postrun` receiver releases it.
+    # Task id of the last run that is `OVER`: saves `after_return` a slow look-up. If a later run with this id is not
+    # `OVER`, the receiver of `task_postrun` finishes it.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -112,7 +111,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     lock_label: str | None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Run the body under a lease, or end without it as the options say."""
+        """Run the body under a lease, or do what the options say."""
         try:
             run = self._new_run(args, kwargs)
         except BaseException:
@@ -135,7 +134,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             if run.phase is not OVER:
                 connect_postrun()
         if run.phase is OVER:
-            # Not by `__setattr__`, which checks names.
+            # Skips our slow `__setattr__`.
             vars(self)["_just_over"] = run.task_id
         return result
 
@@ -144,7 +143,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         super().__setattr__(name, value)
         self._forget(name)
         if name == "__trace__":
-            # A worker that starts sets this: connect our receiver now.
+            # Celery sets this when a worker starts.
             listen_for(self)
         elif name == "track_started" and self.is_lockable:
             vars(self).update(track_started=False, stores_started=bool(value))
@@ -160,7 +159,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @property
     def lock(self) -> Lease:
-        """The lease under which the body runs; without one, an object whose `held` is False."""
+        """The lease of the running body; `held` is False if there is none."""
         run = message.run_of(self.request)
         lease = run.lease if run is not None else current_holding()
         if lease is None or not (self._runs_under(lease) if run is None else run.phase is not UNLOCKED):
@@ -179,18 +178,18 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """The publisher has nothing to ask the store, so it leaves the key of plain arguments to the worker."""
+        """Whether the publisher can leave the key to the worker, if the arguments are plain."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
     @cached_property
     def _usual_queue(self) -> str:
-        """The queue of calls that name no queue; `conf.update` does not refresh it."""
+        """The queue of calls that name no queue. A later `conf.update` does not change it."""
         return queue_by(self, {})
 
     @cached_property
     def _calls_body_itself(self) -> bool:
-        """Only Celery's `__call__` is behind ours. Skip it: the request that it pushes costs as much as a lock."""
+        """Only Celery's `__call__` is behind ours; skipping it is faster."""
         behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
         return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
@@ -209,7 +208,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
-        """As `lock_key_for`, from only those arguments that make the key."""
+        """As `lock_key_for`; needs only the arguments that make the key."""
         keys = self._lock_keys
         try:
             return keys.key_of_some(args, kwargs)
@@ -217,22 +216,22 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             raise type(error)(f"task {self.name}: {error}") from error
 
     def lock_key_in(self, notes: message.Notes) -> str:
-        """The lock key that is noted on a message; empty if it was made for another prefix, or by another version."""
+        """The lock key in the notes of a message; empty if it has another prefix or version."""
         return notes.key if notes.key.startswith(start_of_keys(self.lock_options.prefix)) else ""
 
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
-        """The lock key, if neither a callable, a format nor a model of the user has to make it."""
+        """The lock key; None if a callable, a format or a model of the user has to make it."""
         keys = self._lock_keys
         return None if keys.runs_user_code else keys.key(args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """A lock that keeps out all runs of a call with these arguments; only those in the key are needed.
+        """A `Lock` that keeps out all runs of a call; only the arguments in the key are needed.
 
         The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 
         Raises:
             TypeError: The arguments make no key.
-            ConfigurationError: The arguments make no key; or the mode is `until_executing`, in which a run has no lock.
+            ConfigurationError: The arguments make no key, or the mode is `until_executing`, whose runs take no lock.
         """
         key = self.lock_key_of_some(*args, **kwargs)
         options = self.lock_options
@@ -247,15 +246,15 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return lock
 
     def lock_state(self, *args: Any, **kwargs: Any) -> LockState:
-        """The holders of a call's lock, and the call queued or next; a `StoreError` if the store is silent for 2 s."""
+        """The state of a call's lock. Raises `StoreError` if the store gives no answer within 2 s."""
         return store_of(self.app).survey([self.lock_key_of_some(*args, **kwargs)])[0]
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
-        """The present holders of a call's lock, and its cool-downs; raises as `lock_state`."""
+        """The holders of a call's lock, and its cool-downs. Raises as `lock_state`."""
         return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
-        """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
+        """As Celery's; but arguments that make no lock key raise an error here, not in the worker."""
         if rest:
             options = options_by_name(*rest, **options)
         if options:
@@ -267,13 +266,18 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return super().apply_async(args, kwargs, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
-        """As Celery's; a call that ends without its body ends as it would in a worker."""
+        """As Celery's; a call whose body does not run ends as in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self)
         return eager_result(self, super().apply(*args, **kwargs), throw=kwargs.get("throw"))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; but a run that has lost its lease, or was replaced, is not retried."""
+        """As Celery's; but it may raise `LockLost`.
+
+        Raises:
+            LockLost: The body was interrupted before, because its run was asked to stop. Or it is interrupted while the
+                retry is published, because its run is asked to stop or has lost its lease.
+        """
         run = message.run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
@@ -283,13 +287,16 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             with telling_joiners(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
         except Reject as rejected:
-            # To Celery, a `LockLost` while it publishes is a broker error, and the run would end without a result.
+            # Celery takes a `LockLost` during publishing for an error of the broker, and would store no result.
             if isinstance(rejected.reason, LockLost):
                 raise rejected.reason from None
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's, unless the run was asked to stop. In `until_executed` the call is queued until *sig* ends."""
+        """As Celery's; but raises `LockLost` if the body was interrupted because its run was asked to stop.
+
+        In `until_executed`, the call counts as queued until *sig* ends.
+        """
         run = message.run_of(self.request)
         if run is None:
             return super().replace(sig)
@@ -299,27 +306,27 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's from 5.5 on: a pushed request has the fields of the present one."""
+        """As in Celery since 5.5: a pushed request inherits the fields of the present one."""
         self.request_stack.push(self._request_inside(*args, **kwargs))
 
     def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
-        # Without `headers`, Celery treats each name that it does not know as a header, and publishes it with a retry.
+        # If `headers` were None, Celery would take each unknown field for a header, and a retry would publish it.
         return Context(*args, **{**vars(outer), "headers": outer.headers or {}, **kwargs})
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Release what is still held if the release in `__call__` has failed."""
+        """As Celery's; finishes a run that is not `OVER`."""
         if self._just_over != task_id:
             release_at_task_end(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
-        """As Celery's, with the user's request class and ours joined."""
+        """As Celery's, with our request class and timer."""
         vars(self)["Request"] = request_class_of(self)
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # When it is made, a strategy takes the timer of its consumer and the request class of its task.
+        # Celery keeps the timer and the request class that it finds here.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -337,11 +344,11 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # `register_task` gives this name to the object, and none to its class.
+            # After `register_task`, only the object has a name.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
-        """The run of this call; None for a task of Celery, a direct call, and a second call of a request."""
+        """The run of this call; None if the call takes no lock of its own."""
         if not self.is_lockable:
             return None
         request = message.request_of(self)
@@ -352,7 +359,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             state = message.RequestState()
             state.request_id = request.id
             state.map = caller
-            # The item stays "called directly", or `retry` in its body would publish the message of the map.
+            # The item stays `called_directly`: otherwise its `retry` would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
             known = message.state_of(request)
@@ -360,7 +367,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
                 self._refuse_second_call(known.run)
                 return None
         notes = message.notes_of(request)
-        # Take the publisher's key if it is there: a deploy that changes keys must not strand queued calls.
+        # Prefer the publisher's key: a queued call has left marks under it, even if a deploy has changed keys.
         key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and (lease := held_here(key)) is not None and self._runs_under(lease):
             request.singleton_state = state = message.RequestState()
@@ -372,7 +379,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # The body may call its task. So may `on_success`, if no subclass overrides `__call__`.
+        # A body may call its task. So may `on_success`, if no subclass overrides `__call__`.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:
@@ -383,7 +390,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """This is a later attempt of the run with *lease*: eager mode nests attempts."""
+        """Whether this is a later attempt of the run with *lease*: eager mode nests attempts."""
         state = message.state_of(self.request)
         if lease.claim.task_id == self.request.id or (state is not None and state.origin is not None):
             return True

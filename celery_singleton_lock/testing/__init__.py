@@ -1,4 +1,4 @@
-"""A kit for the tests of applications: keep locks in memory; hold, expire, disable and record them.
+"""Helpers for the tests of applications: keep locks in memory; hold, expire, disable and record them.
 
 The fixtures need pytest, and `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root.
 
@@ -44,30 +44,26 @@ HELD_BY_TEST = "held-by-test"
 _SETTING = "singleton_lock_url"
 _TTL = 30.0
 _A_MILLISECOND = 0.001
-_EXPIRES_WITHIN = 10.0  # long, because a machine that runs tests may stand still for seconds
-_PATIENCE = 1.0  # for a body that ends after its test
+_EXPIRES_WITHIN = 10.0  # seconds, because a busy machine may pause
+_PATIENCE = 1.0  # seconds for a body that ends after its test
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _numbers = count(1)
 
 
 class StoreInMemory(MemoryStore):
-    """Locks in the memory of this process, with a clock of their own, which time-machine and freezegun do not move."""
+    """Locks in the memory of this process. time-machine and freezegun do not move their clock."""
 
     def advance(self, seconds: options.Duration) -> None:
-        """Move the clock of the store ahead by *seconds*.
-
-        Cool-downs and marks end. Leases do not, because a living process would have renewed them. A `countdown` takes
-        as long as ever.
-        """
+        """Move the clock of the store ahead by *seconds*: cool-downs and marks end, leases and a `countdown` do not."""
         ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Without this lock, the heartbeat may renew in between with the plain ttl, and the lease would expire.
+        # Otherwise a renewal in between would restore the plain TTL, and the lease would expire.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
 
     def held(self) -> list[Holder]:
-        """The present holders of all locks."""
+        """The holders of all locks."""
         return [holder for lock in self.survey([*Inventory(self).keys("")]) for holder in lock.holders]
 
     def _refuse_a_copy(self, pid: int) -> None:
@@ -80,20 +76,20 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Give the app and every `Lock`, even with a `url`, a new store in memory inside the block.
+    """Inside the block, the locks of the app and every `Lock`, even with a `url`, are in the memory of this process.
 
-    In a process that is forked inside the block, each lock raises an error. Any other process uses the app's own store.
+    In a process that is forked inside the block, each lock raises an error. Other processes use the app's own store.
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
-    app.conf.get(_SETTING)  # loads a configuration that is still pending
+    app.conf.get(_SETTING)  # loads a pending configuration
     url = f"memory://test-{next(_numbers)}"
     changes = app.conf.changes
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
     try:
-        # If the app of a `Lock` has such a block of its own, the lock uses the store of that block.
+        # A `Lock` uses the store of its own app's block if there is one.
         with _stores_of_locks(lambda app: in_memory.get(app.conf.changes.get(_SETTING), store)):
             yield store
     finally:
@@ -114,7 +110,7 @@ def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
 
 
 class _Target(NamedTuple):
-    said: str  # what the test has called, for errors
+    said: str  # what the test has called
     store: Store
     key: str
     of_task: options.LockOptions | None = None  # None for a key
@@ -123,14 +119,14 @@ class _Target(NamedTuple):
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
     """Hold the lock inside the block, as a run in another worker would; gives the `Holder`.
 
-    The lease is renewed. It takes one place, so a lock with a greater `lock_limit` needs as many nested blocks. In the
-    mode `until_executing`, which has no leases, another call is queued instead. An eager call in this thread would wait
-    for ever, so it ends with `LockHeld`.
+    The lease is renewed, and takes one place: nest blocks to take more. In the mode `until_executing`, another call is
+    queued instead. If an eager call in this thread would have to wait for the lock, it ends with `LockHeld`.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.
-        *args: The arguments of the call that finds its key held.
-        **kwargs: Likewise. With a key, only `app`: the app whose store has the lock, by default the current one.
+        *args: The arguments of the call whose lock is held.
+        **kwargs: The keyword arguments of that call. With a key, only `app`: the app whose store has the lock, by
+            default the current one.
 
     Raises:
         ConfigurationError: There is no such lock, or the block is inside `disabled()`.
@@ -144,9 +140,9 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     """End the leases on the lock now, as if their holders had died.
 
-    The arguments are those of `hold`. The next run gets the key, and its `self.lock.took_over` is true. A body in this
-    process is interrupted, as its `lock_on_lost` says, before `expire` returns. A body in another process learns of the
-    loss at most a third of its ttl later.
+    The arguments are those of `hold`. In the next run, `self.lock.took_over` is true. A body in this process is
+    interrupted before `expire` returns, as its `lock_on_lost` says. A body in another process learns of the loss within
+    a third of its TTL.
 
     Raises:
         ConfigurationError: There is no such lock.
@@ -158,13 +154,13 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         raise SingletonLockError(
             f"{said}: key={key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
         )
-    # Compare tokens, because a `Lock` with its own URL may use the same store by another object.
+    # Compare tokens: a `Lock` with its own URL may use the same store by another object.
     renewals = {one.claim.token: one for one in heartbeat.watched() if one.claim.token in tokens}
     for renewal in renewals.values():
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
         if isinstance(renewal, Holding) and renewal.task_id == HELD_BY_TEST:
-            renewal.go_to(State.LOST)  # silently, as a killed process would
+            renewal.go_to(State.LOST)  # a killed process reports nothing
         store.renew([replace(renewal.claim, ttl=_A_MILLISECOND)], RELEASE_BOUND)
     # Other processes would renew a lease that is only shortened.
     for token in tokens - renewals.keys():
@@ -217,7 +213,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
         if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
-            # `expire` must look like a death: no signal and no log.
+            # After `expire`, as after a death: no signal and no log line.
             with suppress(StoreError):
                 target.store.release(lease.claim, None)
 
@@ -231,7 +227,7 @@ def _queued(target: _Target) -> Iterator[Holder]:
         return (each for each in store.survey([key])[0].marks if each.task_id == HELD_BY_TEST)
 
     queue_ttl = target.of_task.queue_ttl
-    # Look first: the store would accept a second mark with the same task id as a repetition.
+    # Look first: the store would take a second mark with the same task id for a repetition.
     found = next(own_marks(), None) or store.mark_queued(key, HELD_BY_TEST, queue_ttl, limit=0, cooldown=0.0)
     if isinstance(found, Holder):
         raise _taken(target, found)
@@ -251,13 +247,13 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 class _Unlimited(MemoryStore):
     def acquire(self, claim: Claim) -> Any:
-        # More places than a test can take: a claim on the whole lock takes a million of them.
+        # A claim on the whole lock takes a million places.
         return super().acquire(replace(claim, limit=10**12))
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Lock nothing inside the block, in any thread of this process: bodies run, calls are published, `Lock` grants.
+    """Inside the block, lock nothing in this process: bodies run, calls are published, and each `Lock` is granted.
 
     A process that is forked inside the block never locks anything.
     """
@@ -331,7 +327,7 @@ class Recorded:
 
     @property
     def lost(self) -> list[Lost]:
-        """The leases that are known to be lost by now; reading it waits for the thread that reports them."""
+        """The losses that are known by now. Reading this waits until they are reported."""
         _await_reports()
         return self._lost
 
@@ -359,7 +355,7 @@ class Recorded:
         self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # An unpublished call has no request. `sender.request` may belong to the body that publishes.
+        # An unpublished call has no request: `sender.request` may be the publisher's.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
@@ -367,7 +363,7 @@ class Recorded:
         self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A body whose lease was lost has nothing to release, but one that was asked to stop still has its lease.
+        # A holder that was asked to stop counts as `lost`, but still has its lease.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease)))
 
@@ -378,12 +374,12 @@ class Recorded:
 
 
 def recorded() -> AbstractContextManager[Recorded]:
-    """Record what the locks of this process do inside the block; a pool process of a worker is another process."""
+    """Record what locks do in this process inside the block, but not in the pool processes of a worker."""
     return Recorded().listening()
 
 
 def _await_reports() -> None:
-    """Wait until the known losses are reported, or a slow receiver takes too long."""
+    """Wait for reports of known losses, but not for a slow receiver."""
     reported = threading.Event()
     background.submit(reported.set)
     reported.wait(RELEASE_BOUND)
@@ -410,7 +406,7 @@ if find_spec("pytest") is not None:
     def singleton_lock_app(request: pytest.FixtureRequest) -> "Celery[Any]":
         """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
-        By default Celery's `celery_app` if the test uses that fixture, else the current app.
+        By default: Celery's `celery_app` if the test uses that fixture, else the current app.
         """
         for name in ("celery_app", "celery_session_app"):
             if name in request.fixturenames:
@@ -426,7 +422,7 @@ if find_spec("pytest") is not None:
 
     @pytest.fixture
     def singleton_locks(singleton_lock_app: "Celery[Any]") -> Iterator[SingletonLocks]:
-        """Locks in memory, new for this test, and a record of what they did; a lock left held fails the test."""
+        """New locks in memory, and a record of what they do; a lock left held fails the test."""
         with memory_store(singleton_lock_app) as store:
             with SingletonLocks(store).listening() as locks:
                 yield locks
