@@ -254,7 +254,13 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
-        """As Celery's; but arguments that make no lock key raise an error here, not in the worker."""
+        """As Celery's; but in a queue mode (any but `while_executing`) it asks the store first.
+
+        Raises:
+            ConfigurationError: The arguments make no lock key; or the store refuses the request.
+            LockHeld: In a queue mode, another call runs in place of this one, and `lock_on_conflict` is `raise`.
+            StoreError: In a queue mode, the store did not answer, and `lock_on_store_error` is `raise`.
+        """
         if rest:
             options = options_by_name(*rest, **options)
         if options:
