@@ -1,32 +1,33 @@
 -- Take a place of a lock, or a turn in its line.
 --
 -- @argument token
--- @argument grant           end of `<place>:`, see parts/lock.lua
+-- @argument grant           `<place>:` without its first two numbers, see parts/lock.lua
 -- @argument words           fields of a `Claim`; durations in milliseconds; `message` only if `may_be_copy`
 --                           `looks`: see `Store.look`
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
 -- @argument name_and_label  see `<place>:n` in parts/lock.lua
 --
--- Returns  fence                                           granted place 1
---          {'granted', now, place, fence, since, died}     `died`: task id, hostname, `<place>:n` of a dead holder
+-- Returns  fence                                           granted place 1; the fence is also `now`
+--          {'granted', now, place, fence, since, died}     `died`: task id, hostname, `<place>:n` of a holder that died there
 --          {'done', now, attempt, outcome}                 this message has run
---          {'twin', now, '', rows}                         another delivery of this message runs or waits
+--          {'twin', now, '', rows}                         another delivery of this message, in `rows`, runs or waits
 --          {'looked', now, comes, near, free_in}           `comes`: 1 if the message must go to the pool
 --          {'walked', now}                                 too many UNHEARD turns for one script; repeat it
---          {'held', now, next, rows}                       `next`: task id of the call that runs next, or empty
---          {'held', now, next, rows, rank, near, free_in}  the caller has a turn
+--          {'held', now, next, rows}                       the caller is refused
+--          {'held', now, next, rows, rank, near, free_in}  the caller is refused, and has a turn
+--   next     the caller's task id if it runs next; the task id of a newer call if the caller ends for that call; or empty
 --   rows     holders, or else calls that go before the caller
---   near     1 if the turn must poll
---   free_in  microseconds until a place may be free
+--   near     1 if the turn must poll every few seconds
+--   free_in  microseconds until a place is free if nobody renews
 
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
--- The words of a look begin with `looks`.
+-- Grant nothing here to a look, whose words begin with `looks`, or with a limit of 0.
 if size == 0 and string.find(words, '^limit=[1-9]') then
   local fence = format('%d', now)
-  -- One write, so that a server out of memory refuses the whole grant.
+  -- This HSET comes first: a server out of memory refuses it, and the grant leaves nothing.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
     '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
@@ -37,7 +38,7 @@ if size == 0 and string.find(words, '^limit=[1-9]') then
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
 elseif size == 6 and words == 'limit=1' then
-  -- A small hash keeps its fields in the order of the write above.
+  -- The usual refusal, without the parts below. A small hash keeps its fields in the order of the write above.
   local known = call('HGETALL', key)
   local holder, deadline = known[2], known[4]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
@@ -52,7 +53,7 @@ end
 -- @include successor
 -- @include queue
 local PATIENCE = 30000000 -- microseconds until a successor's message counts as lost
-local FIRST_TICKET = 1000 -- later tickets may be smaller, even negative
+local FIRST_TICKET = 1000 -- of a new line; a turn that comes back may get a smaller ticket, even below 0
 
 ttl = tonumber(ttl)
 local claim = parsed(words)
@@ -70,6 +71,7 @@ local caller = {
 local is_newcomer = not ticket and caller.rank == 0 -- has never had a turn
 local free_place
 
+-- After a deploy, the task may have a policy without turns, and the call's old turn would stay in the line.
 local function end_turn_of_former_policy()
   if ticket and not claim.turn_for then
     leave_line(key, ticket, who)
@@ -122,12 +124,12 @@ if claim.message then
   end
 end
 
--- 2. Does the token have a place already?
+-- 2. Does the token have a place already, because the reply to its grant was lost?
 local taken, free_at = 0, now + ttl * 1000
 for _, place in ipairs(places) do
   if place.token == token then
     local its_grant = grant_of(key, place.number)
-    -- PEXPIRE comes first, as HDEL does in `begin_writing`.
+    -- PEXPIRE comes first; otherwise a server out of memory would refuse HSET.
     keep_at_least(key, 2000 * ttl)
     set_deadline(key, place, now + ttl * 1000)
     return {'granted', now, place.number, its_grant.fence, its_grant.since}
@@ -151,6 +153,7 @@ local free, calls_before = limit - taken, {}
 local function yield_to(other)
   calls_before[#calls_before + 1] = other
   if other.who and places_taken_by(other.who) > 1 then
+    -- `other` wants the whole lock, so no place is left for the caller.
     free = math.min(free, #calls_before)
   end
   if free > 0 then
@@ -160,8 +163,8 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- Yield only to a stranger; otherwise frequent calls would displace each other, and none would run.
--- A stranger waits for queued calls and turns, and may need this caller's pool slot, so yielding would block both.
+-- Do not yield to a successor that the caller displaces: frequent calls would displace each other, and none would run.
+-- Do not yield to a stranger that waits for the caller's mark or turn, or may need the caller's pool slot: both would wait.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
   yield_to(successor)
@@ -280,7 +283,7 @@ if queued_until and is_queued and queued.deadline < queued_until then
   keep_at_least(key, queued_until - now)
 end
 
--- 7. Does the caller become the successor?
+-- 7. Does the caller become the successor, or end because a newer call runs already?
 local next_id
 local was_requeued = claim.newest == 'next'
 if policy == 'replace' or policy and was_requeued and not is_coming(successor) then
@@ -322,7 +325,8 @@ local turn = {
   is_message = not claim.waits_here, rank = own and own.rank or not is_newcomer and caller.rank or nil,
 }
 
--- Messages may come out of order, so a newcomer overtakes recent turns that were published later.
+-- Calls of one burst ask in any order, so a newcomer overtakes turns that were published later.
+-- Only recent turns: otherwise a retry, which keeps its first publication, would overtake the whole line.
 local function overtakes(other)
   if turn.rank then
     return goes_before(turn, other)
@@ -347,14 +351,14 @@ end
 
 begin_writing(key)
 if not own then
-  -- A newcomer belongs near the end. A turn that comes back belongs near the front.
+  -- A newcomer belongs near the end. A turn that comes back usually belongs near the front.
   local shift = 1
   local on_the_way, is_found
   ticket, on_the_way, is_found = search_from(line.last, -1)
   if turn.rank and not is_found then
     shift, ticket, on_the_way = -1, search_from(line.first, 1)
   end
-  -- Move the turns from `ticket` to the nearest void ticket by one.
+  -- Move the turns from `ticket` to the nearest void ticket, which has no turn, by one.
   local void = ticket
   while on_the_way[void] do
     void = void + shift

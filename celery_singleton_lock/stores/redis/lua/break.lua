@@ -1,7 +1,7 @@
 -- Ask holders of a lock to stop. The caller then wakes turns by release.lua.
 --
 -- @argument by     person who asks
--- @argument words  `force`: free the places at once; `marks`: drop marks and cool-downs
+-- @argument words  `force`: free the places at once, although bodies may still run; `marks`: drop marks and cool-downs
 -- The tokens of the holders follow.
 --
 -- Returns  {now, dropped, rows}  names of dropped marks, and the holders found

@@ -6,9 +6,9 @@
 -- @argument due    microseconds
 -- @argument fence  of the caller's lease
 -- @argument sent   microseconds
--- @argument lasts  milliseconds
+-- @argument lasts  milliseconds until the hash expires
 --
--- Returns  1, or 0 if the slot was sent, a later leader has come, or the entry is unknown
+-- Returns  1, or 0 if the slot to claim was sent, a later leader has come, or the entry to forget is unknown
 
 local known = redis.call('HGET', KEYS[1], entry) or '0 0 0'
 local last_due, last_fence, last_sent = string.match(known, '^(%d+) (%d+) (%d+)')

@@ -1,7 +1,7 @@
 -- Mark a call as queued, or return the call that is in its way.
 --
 -- @argument task_id
--- @argument lasts     milliseconds
+-- @argument lasts     milliseconds until the mark ends
 -- @argument cooldown  milliseconds for which no other call is published
 -- @argument words     see `Store.mark_queued`; durations in milliseconds
 -- @argument about     end of the mark, see parts/marks.lua
@@ -14,7 +14,7 @@ local key = KEYS[1]
 local task_and_about = about and task_id .. '\31' .. about or task_id
 local mark = format('%d', now + lasts * 1000) .. ' ' .. task_and_about
 local is_marked = call('HSETNX', key, 'queued', mark) == 1
--- NX succeeds only on a new hash, where nothing is in the call's way.
+-- NX succeeds only on a new hash, because every other hash has an expiry. In a new hash, nothing is in the call's way.
 if is_marked and call('PEXPIRE', key, lasts, 'NX') == 1 then
   if cooldown ~= '0' then
     call('HSET', key, 'cooldown', format('%d', now + cooldown * 1000) .. ' ' .. task_id)
@@ -82,7 +82,7 @@ if options.newest and older_until > 0 then
     sooner = math.max(0, now + options.due_in * 1000 - math.max(now, first_published + options.within * 1000))
   end
 end
--- Without `due_for`, the mark moves with the due time. Otherwise `expires` ends the mark.
+-- Without `due_for`, the end of the mark moves with the due time. Otherwise the mark ends as the message expires.
 set_mark('queued', lasts - (mark_in(mark).due_for == 0 and math.floor(sooner / 1000) or 0), task_and_about)
 if cooldown ~= '0' and not others_cooldown then
   set_mark('cooldown', cooldown, task_id)

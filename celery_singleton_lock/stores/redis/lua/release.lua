@@ -1,9 +1,10 @@
 -- Give back a place or a turn, and wake the next turns.
 --
 -- @argument token   `~` to only write the marker, or only wake turns
--- @argument words   `size`: number of fields of a hash with this holder alone. `place`, if known. For the marker: `attempt`, and
---                   the fields of an `Ending`. `min_hold`: milliseconds from the grant to the end of the cool-down.
--- @argument marker  field of the done marker
+-- @argument words   `size`: number of fields of a hash with this holder alone; `place`, if known
+--                   `min_hold`: milliseconds from the grant to the end of the cool-down
+--                   for the marker: `attempt`, and the fields of an `Ending`
+-- @argument marker  name of the field with the done marker
 --
 -- Returns  1                      the hash was deleted
 --          {lost, marked, short}  `lost`: `taken`, `expired`, or empty; `marked`: 1 if the marker was written
@@ -24,7 +25,7 @@ local options = parsed(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (options.min_hold or 0) * 1000
 local lost = size == 0 and 'expired' or 'taken'
--- This HDEL comes first, as in `begin_writing`.
+-- This HDEL comes first; otherwise a server out of memory would refuse HSET.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''

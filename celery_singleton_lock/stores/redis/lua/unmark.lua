@@ -24,7 +24,7 @@ if policy then
   if newer then
     return {'held', now, newer.task_id, rows_of_calls({newer})}
   end
-  -- Remember the call, because older calls that it has superseded may still come.
+  -- The call begins now, without a lease. Remember it, because older calls that it has superseded may still come.
   local older_until = queued and (is_queued and queued.supersedes_until or queued.deadline) or 0
   if older_until > 0 then
     caller.deadline, caller.supersedes_until = 0, older_until

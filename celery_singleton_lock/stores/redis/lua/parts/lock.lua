@@ -3,12 +3,12 @@
 --   `<token>`           deadline; renamed to `!<token>` once the holder is asked to stop
 --   `broken:<token>`    person who asked the holder to stop
 --   `replaced:<token>`  task id of the successor that asked the holder to stop
---   `<place>:`          `<granted_at> <fence-granted_at> <ttl_ms> <pid> <attempt> <published> <words>`
+--   `<place>:`          `<granted_at> <fence minus granted_at> <ttl in ms> <pid> <attempt> <published> <words>`
 --                       `no-result`: others cannot read the result
---                       `ended`: the call has ended, although its run may go on
+--                       `ended`: the next call may be published, although this run may go on
 --   `<place>:i`         task id
 --   `<place>:h`         hostname
---   `<place>:n`         `<task name>\31<label>` (\x1f in redis-cli); no task name if it is the lock's
+--   `<place>:n`         task name, empty if the lock has the same name; then `\31<label>` if there is a label
 --   `<place>:c`         1 once a copy of the message has come
 --   `places`            highest place in use, if above 1
 --   `fence`             greatest fence

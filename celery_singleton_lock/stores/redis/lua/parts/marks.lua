@@ -1,11 +1,11 @@
--- Marks of calls. The last parts may be missing.
+-- Marks of calls (moments in microseconds; the last parts may be missing):
 --   `queued`    the call that is unique in the queue
 --   `cooldown`  the call whose publication began a cool-down
 --   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes_until>,<first_published>`
---     due_for           milliseconds from the due time to `expires`, if `expires` ends the mark
+--     due_for           milliseconds from the due time to the end of the mark; 0 if that is `lock_queue_ttl`
 --     supersedes_until  until then, superseded calls may still come
 --     first_published   publication of the first superseded call
-local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a slower run counts as dead
+local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a run that takes longer counts as dead
 local SAMPLE = 10
 
 local function mark_in(value, holder_state)

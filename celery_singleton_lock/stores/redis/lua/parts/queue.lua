@@ -7,16 +7,16 @@
 --     token                of a process; `@` for a message
 --   `w<who>`               ticket; `who` is the token, or `@<task id>` for a message
 --   `first`, `last`        range of the tickets, some without a turn
---   `front`                ticket before which all turns are UNHEARD
+--   `front`                ticket before which all turns are UNHEARD: they were woken in vain
 --   channel `<key>:<who>`  `free` wakes the turn; `near` makes its process poll
 local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u' -- see docs/explanation/how-it-works.md
 local NEXT_FEW = 3 -- turns at the front that poll, because a wake may get lost
 local LONGEST_WALK = 80 -- tickets; longer walks would block the server
-local MOST_TURNS = 5000 -- calls beyond them poll
+local MOST_TURNS = 5000 -- of one lock; calls beyond them poll
 local ON_ITS_WAY = 2000000 -- microseconds until a worker listens for a refused message
-local TIME_TO_COME = 3000000 -- microseconds for a woken message
-local MOST_WOKEN = 16 -- in place of missed turns; more would be requeued in vain
-local SKIPPED_AT_ONCE = 20
+local TIME_TO_COME = 3000000 -- microseconds in which a woken call has to come
+local MOST_WOKEN = 16 -- turns woken at once in place of missed turns; more would be requeued in vain
+local SKIPPED_AT_ONCE = 20 -- tickets without a turn that one script skips
 
 local function read_turn(key, ticket)
   local value = call('HGET', key, 'q' .. ticket) or ''
@@ -68,7 +68,7 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn for ON_ITS_WAY. WOKEN and COMING turns have had that time.
+-- From `since`, a newcomer yields to an UNHEARD turn for ON_ITS_WAY. WOKEN and COMING turns have had that time.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
@@ -165,7 +165,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake two turns for each missed turn, because a dead worker may have the next turns, too.
+-- Wake a turn for each free place, or two for each missed turn if that is more: a dead worker may have the next turns, too.
 local function wake_next(key, line, taken)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)

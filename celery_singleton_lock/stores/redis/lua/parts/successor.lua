@@ -1,4 +1,4 @@
--- The successor:
+-- The successor, the call that runs next:
 --   `next`  `<deadline> <supersedes_until> <published> <policy> <task id>\31<task name>`
 --     deadline          until then a free place is kept for the successor; 0 once its run has begun
 --     supersedes_until  until then older calls end in favour of the successor
@@ -41,7 +41,7 @@ end
 --
 --   newer_wins    the caller ends; a `replace` caller ends for a later `rerun` successor, too
 --   older_yields  the successor ends
---   predecessor   the caller also supersedes the calls that the successor superseded
+--   predecessor   the caller also supersedes what the successor superseded; otherwise older calls would run after newer ones
 --   stranger      a successor of another kind is coming and runs first
 local function relation_to_successor(caller, successor)
   if not successor then
@@ -71,6 +71,7 @@ local function newer_call(caller, queued, successor)
   return relation_to_successor(caller, successor) == 'newer_wins' and successor or nil
 end
 
+-- Returns a task id. A `Lock` has none, and supersedes nobody.
 local function newer_run(key, places, caller)
   for _, place in ipairs(places) do
     if place.is_taken and not is_cooldown(place.token) then
