@@ -6,7 +6,7 @@
 --                   for the marker: `attempt`, and the fields of an `Ending`
 -- @argument marker  name of the field with the done marker
 --
--- Returns  1                      the hash was deleted
+-- Returns  1                      the holder was alone, and the hash was deleted
 --          {lost, marked, short}  `lost`: `taken`, `expired`, or empty; `marked`: 1 if the marker was written
 --                                 `short`: 1 if a release of `~` must wake more turns
 

@@ -68,7 +68,7 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- From `since`, a newcomer yields to an UNHEARD turn for ON_ITS_WAY. WOKEN and COMING turns have had that time.
+-- A newcomer yields to an UNHEARD turn until `since` + ON_ITS_WAY. A WOKEN or COMING turn has had that time: keep `since`.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
