@@ -1,33 +1,33 @@
--- Take a place of a lock, or a turn in its line, or learn who holds the lock.
--- Times are microseconds by this server's clock. After a lost reply ask again: the same token keeps its grant or its turn.
+-- Take a place of a lock, or a turn in its line.
 --
 -- @argument token
--- @argument grant           ttl in milliseconds, pid, attempt, publication, words: see `<place>:` in parts/lock.lua
--- @argument words           fields of a `Claim`, durations in milliseconds. `message`: when the message was published; with it,
---                           the script searches for another delivery. `looks`: take a turn for the message, but no place.
+-- @argument grant           `<place>:` without its first two numbers, see parts/lock.lua
+-- @argument words           fields of a `Claim`; durations in milliseconds; `message` only if `may_be_copy`
+--                           `looks`: see `Store.look`
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
 -- @argument name_and_label  see `<place>:n` in parts/lock.lua
 --
--- Returns  fence                                          Place 1 was granted, in a lock without fields.
---          {'granted', now, place, fence, since, died}    `died`: task id, hostname, name and label of a holder that died there
---          {'done', now, attempt, outcome}                A run of this message has ended.
---          {'looked', now, comes, near, free_in}          `comes`: 1 if the message has to ask for the lock
---          {'walked', now}                                Many turns are unheard: ask again.
---          {'held', now, next, rows}                      `next`: task id of the successor, or empty
---                                                         `rows`: holders, or else calls that go before the caller
---          {'held', now, next, rows, rank, near, free_in} The caller has a turn.
---                                                         `near`: 1 if the turn looks again in a few seconds
---                                                         `free_in`: microseconds until a place is free if nobody renews
---          {'twin', now, '', rows}                        Another delivery of the message holds the lock, or waits.
+-- Returns  fence                                           granted place 1; the fence is also `now`
+--          {'granted', now, place, fence, since, died}     `died`: task id, hostname, `<place>:n` of a holder that died there
+--          {'done', now, attempt, outcome}                 this message has run
+--          {'twin', now, '', rows}                         another delivery of this message, in `rows`, runs or waits
+--          {'looked', now, comes, near, free_in}           `comes`: 1 if the message must go to the pool
+--          {'walked', now}                                 too many UNHEARD turns for one script; repeat it
+--          {'held', now, next, rows}                       the caller is refused
+--          {'held', now, next, rows, rank, near, free_in}  the caller is refused, and has a turn
+--   next     the caller's task id if it runs next; the task id of a newer call if the caller ends for that call; or empty
+--   rows     holders, or else calls that go before the caller
+--   near     1 if the turn must poll every few seconds
+--   free_in  microseconds until a place is free if nobody renews
 
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
--- The words of a look begin with `looks`, and a limit of 0 grants nothing.
+-- Grant nothing here to a look, whose words begin with `looks`, or with a limit of 0.
 if size == 0 and string.find(words, '^limit=[1-9]') then
   local fence = format('%d', now)
-  -- One write has the whole grant, so that a server out of memory refuses the grant as a whole.
+  -- This HSET comes first: a server out of memory refuses it, and the grant leaves nothing.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
     '1:', fence .. ' 0 ' .. grant, '1:i', task_id, '1:h', hostname
@@ -38,7 +38,7 @@ if size == 0 and string.find(words, '^limit=[1-9]') then
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
 elseif size == 6 and words == 'limit=1' then
-  -- The usual refusal, in a third of the time: the fields still have the order of the write above.
+  -- The usual refusal, without the parts below. A small hash keeps its fields in the order of the write above.
   local known = call('HGETALL', key)
   local holder, deadline = known[2], known[4]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
@@ -52,8 +52,8 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
-local PATIENCE = 30000000 -- after that, no free place is kept for the successor, whose message may be lost
-local FIRST_TICKET = 1000 -- a turn that comes back may get a smaller ticket, even below zero
+local PATIENCE = 30000000 -- microseconds until a successor's message counts as lost
+local FIRST_TICKET = 1000 -- of a new line; a turn that comes back may get a smaller ticket, even below 0
 
 ttl = tonumber(ttl)
 local claim = parsed(words)
@@ -71,20 +71,20 @@ local caller = {
 local is_newcomer = not ticket and caller.rank == 0 -- has never had a turn
 local free_place
 
--- A deploy may have given the task a policy without turns: the call's old turn would then stay in the line.
+-- After a deploy, the task may have a policy without turns, and the call's old turn would stay in the line.
 local function end_turn_of_former_policy()
   if ticket and not claim.turn_for then
     leave_line(key, ticket, who)
   end
 end
 
--- 1. Is another delivery running or done? Every caller reads the done marker, because some brokers mark no redelivery.
+-- 1. Is another delivery running or done? Some brokers mark no redelivery, so every caller reads the done marker.
 local publication = claim.message or published ~= '0' and published
 if publication then
   local marker = 'done:' .. task_id .. ':' .. publication
   local done_attempt, outcome, written_at = read_marker(key, marker)
   if attempt <= done_attempt and (outcome ~= 'ended' or now - written_at < RESULT_GRACE) then
-    -- Do not renew an `ended` marker: its grace would begin again with each copy.
+    -- Keeping an `ended` marker would restart its grace with each copy.
     if outcome ~= 'ended' then
       keep_marker(key, marker)
     end
@@ -97,12 +97,12 @@ if claim.message then
       local is_later = attempt > grant_of(key, place.number).attempt
       if not is_cooldown(place.token) then
         if not is_later then
-          -- The copy gets its answer even if the server refuses writes.
+          -- Answer the copy even if the server refuses writes.
           redis.pcall('HSET', key, place.number .. ':c', 1)
         end
         return {'twin', now, '', rows_of_holders(key, {place})}
       elseif is_later then
-        -- A later attempt need not wait for the cool-down of an earlier one, and takes its place.
+        -- A later attempt does not wait for the cool-down of an earlier one.
         place.is_taken, free_place = false, place.number
       end
     end
@@ -113,7 +113,7 @@ if claim.message then
       if turn.task_id == task_id and turn.who ~= token then
         turn.has_copy = '1'
         pcall(write_turn, key, its_ticket, turn)
-        -- The turn of a message is no twin, because all its deliveries share the turn.
+        -- All deliveries of a message share its turn, so that turn is no twin.
         twin = not turn.is_message and turn
         return 'enough'
       end
@@ -124,12 +124,12 @@ if claim.message then
   end
 end
 
--- 2. Does the token have a place already?
+-- 2. Does the token have a place already, because the reply to its grant was lost?
 local taken, free_at = 0, now + ttl * 1000
 for _, place in ipairs(places) do
   if place.token == token then
     local its_grant = grant_of(key, place.number)
-    -- PEXPIRE first, as in `begin_writing`: a server out of memory would refuse HSET.
+    -- PEXPIRE comes first; otherwise a server out of memory would refuse HSET.
     keep_at_least(key, 2000 * ttl)
     set_deadline(key, place, now + ttl * 1000)
     return {'granted', now, place.number, its_grant.fence, its_grant.since}
@@ -153,7 +153,7 @@ local free, calls_before = limit - taken, {}
 local function yield_to(other)
   calls_before[#calls_before + 1] = other
   if other.who and places_taken_by(other.who) > 1 then
-    -- The other call takes the whole lock: the caller gets no place.
+    -- `other` wants the whole lock, so no place is left for the caller.
     free = math.min(free, #calls_before)
   end
   if free > 0 then
@@ -163,8 +163,8 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- Yield to a stranger, but to no successor that the caller displaces: if calls come often, none would run. The stranger itself
--- yields to queued calls and turns, and may need the pool slot in which the caller waits: both would wait.
+-- Do not yield to a successor that the caller displaces: frequent calls would displace each other, and none would run.
+-- Do not yield to a stranger that waits for the caller's mark or turn, or may need the caller's pool slot: both would wait.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
   yield_to(successor)
@@ -172,14 +172,14 @@ end
 if queued and not is_queued and claim.heeds_queued then
   yield_to(queued)
 end
--- Wake the turns that go before the caller, because a holder that died has woken none.
+-- Wake the turns before the caller, because a holder that died has woken none.
 local heeds_unheard = is_newcomer and claim.turn_for
 local from = line and (heeds_unheard and math.max(line.first, line.front - LONGEST_WALK) or line.front)
 local last_before = line and (ticket and ticket - 1 or line.last)
 if line and free > #calls_before and last_before >= from then
   local stopped_short = walk_line(key, line, from, last_before, function(turn, its_ticket)
     if turn.is_message and is_queued then
-      -- The run of that message would yield to this queued call.
+      -- That message would yield to the caller, which is queued.
       return
     elseif not (ticket or is_newcomer) and goes_before(caller, turn) then
       return 'enough'
@@ -191,7 +191,7 @@ if line and free > #calls_before and last_before >= from then
   if stopped_short and free > #calls_before then
     return claim.looks and {'looked', now, 0, 1, 0} or {'walked', now}
   end
-  -- Woken turns did not come: wake others unless the caller takes a place.
+  -- Wake others instead of the missed turns, unless the caller takes the place.
   if line.missed > 0 and (claim.looks or free <= #calls_before) then
     wake_next(key, line, taken)
   end
@@ -200,14 +200,14 @@ end
 local own = ticket and read_turn(key, ticket)
 local has_copy = own and own.has_copy or '0'
 
--- While the first turn is woken, all turns are near: they look soon, as the first may never come.
+-- All turns poll while the first is woken, because it may never come.
 local function nearness()
   local in_front = line and read_turn(key, line.front)
   local is_far = ticket and in_front and in_front.state ~= WOKEN and ticket - line.front >= NEXT_FEW
   return is_far and 0 or 1
 end
 
--- 5. Does the caller only look? A newcomer that finds no place is refused below, and takes a turn.
+-- 5. Does the caller only look? A newcomer without a place is refused below, and takes a turn.
 if claim.looks and (free > #calls_before or caller.rank > 0 or not claim.turn_for) then
   local is_next = relation == 'mine' and is_coming(successor)
   begin_writing(key)
@@ -247,7 +247,7 @@ if free > #calls_before then
   if number > #places then
     call('HSET', key, 'places', number)
   end
-  -- The lock remembers the caller, because older calls that it has superseded may still come.
+  -- Remember the caller, because older calls that it has superseded may still come.
   local older_until = policy and is_queued and queued.supersedes_until or 0
   if relation == 'mine' or relation == 'older_yields' or older_until > 0 then
     local begun = relation == 'mine' and successor or caller
@@ -276,14 +276,14 @@ if free > #calls_before then
   return {'granted', now, number, fence, now, died}
 end
 
--- From here on, the caller is refused. A queued call stays queued while it waits.
+-- From here on, the caller is refused. A queued call stays queued.
 local queued_until = claim.queued_for and now + claim.queued_for * 1000
 if queued_until and is_queued and queued.deadline < queued_until then
   redis.pcall('HSET', key, 'queued', integer(queued_until) .. string.match(queued.value, ' .*$'))
   keep_at_least(key, queued_until - now)
 end
 
--- 7. Does the caller become the successor? Not if it ends in favour of a later run. A `rerun` caller displaces no stranger.
+-- 7. Does the caller become the successor, or end because a newer call runs already?
 local next_id
 local was_requeued = claim.newest == 'next'
 if policy == 'replace' or policy and was_requeued and not is_coming(successor) then
@@ -299,7 +299,7 @@ if policy and not next_id and not (policy == 'rerun' and relation == 'stranger')
     wake_successor(key, successor)
   end
   set_successor(key, caller)
-  -- Until the successor is requeued, its message may be lost, and the holder would stop for nothing.
+  -- Before the caller is requeued, its message may be lost, and the holder would stop for nothing.
   if policy == 'replace' and was_requeued then
     ask_oldest_to_stop(key, places, task_id)
   end
@@ -325,7 +325,8 @@ local turn = {
   is_message = not claim.waits_here, rank = own and own.rank or not is_newcomer and caller.rank or nil,
 }
 
--- A newcomer overtakes turns that were published later, but only those that were refused a moment ago.
+-- Calls of one burst ask in any order, so a newcomer overtakes turns that were published later.
+-- Only recent turns: otherwise a retry, which keeps its first publication, would overtake the whole line.
 local function overtakes(other)
   if turn.rank then
     return goes_before(turn, other)
@@ -333,8 +334,8 @@ local function overtakes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Step -1: search from the end for a turn that is not overtaken. Step 1: search from the front for a turn that is overtaken.
--- Returns the ticket beside that turn, the turns on the way there, and whether there is such a turn.
+-- Searches backward (step -1) for a turn that is not overtaken, or forward (step 1) for a turn that is.
+-- Returns the caller's ticket, the turns passed on the way, and whether such a turn was found.
 local function search_from(at, step)
   local on_the_way, stop = {}, at + LONGEST_WALK * step
   while at ~= stop and at >= line.first and at <= line.last do
@@ -350,14 +351,14 @@ end
 
 begin_writing(key)
 if not own then
-  -- A newcomer belongs near the last ticket; a turn that comes back, mostly near the first.
+  -- A newcomer belongs near the end. A turn that comes back usually belongs near the front.
   local shift = 1
   local on_the_way, is_found
   ticket, on_the_way, is_found = search_from(line.last, -1)
   if turn.rank and not is_found then
     shift, ticket, on_the_way = -1, search_from(line.first, 1)
   end
-  -- The turns from `ticket` to the nearest void ticket move by one each.
+  -- Move the turns from `ticket` to the nearest void ticket, which has no turn, by one.
   local void = ticket
   while on_the_way[void] do
     void = void + shift
@@ -365,7 +366,7 @@ if not own then
   for at = void - shift, ticket, -shift do
     call('HSET', key, 'q' .. at + shift, on_the_way[at].value, 'w' .. on_the_way[at].who, at + shift)
   end
-  -- A newcomer takes the rank of the first turn that it overtakes, so that the line stays ordered.
+  -- A newcomer takes the rank of the first turn that it overtakes, so the ranks stay in order.
   local rank = now
   for _, other in pairs(on_the_way) do
     rank = math.min(rank, other.rank)

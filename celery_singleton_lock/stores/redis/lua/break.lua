@@ -1,10 +1,10 @@
--- Ask holders of a lock to stop, and drop the marks that keep others out. The caller then wakes waiters by release.lua.
+-- Ask holders of a lock to stop. The caller then wakes turns by release.lua.
 --
--- @argument by     the person who asks
--- @argument words  `force`: free the places at once, although bodies may still run. `marks`: drop marks and cool-downs.
+-- @argument by     person who asks
+-- @argument words  `force`: free the places at once, although bodies may still run; `marks`: drop marks and cool-downs
 -- The tokens of the holders follow.
 --
--- Returns  {now, dropped, rows}  the names of the marks that were dropped, and the holders that were found
+-- Returns  {now, dropped, rows}  names of dropped marks, and the holders found
 
 -- @include time
 -- @include lock

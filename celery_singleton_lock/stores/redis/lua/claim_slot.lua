@@ -1,14 +1,14 @@
--- Claim the due slot of a beat's entry, note that the slot was sent, or forget the entry.
+-- Claim a slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- KEYS[1]  hash of the last slot of each entry: `<due> <fence> <sent>`. The entry '\31<hostname>:<pid>' stands for a leader.
+-- KEYS[1]  hash of each entry's last slot: `<due> <fence> <sent>`. The entry `\31<hostname>:<pid>` stands for a leader.
 -- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
 -- @argument due    microseconds
 -- @argument fence  of the caller's lease
--- @argument sent   microseconds, for `note`
--- @argument lasts  milliseconds for which the slot is remembered
+-- @argument sent   microseconds
+-- @argument lasts  milliseconds until the hash expires
 --
--- Returns  1 changed | 0 the slot was sent already, a later leader has come, or the entry to forget is unknown
+-- Returns  1, or 0 if the slot to claim was sent, a later leader has come, or the entry to forget is unknown
 
 local known = redis.call('HGET', KEYS[1], entry) or '0 0 0'
 local last_due, last_fence, last_sent = string.match(known, '^(%d+) (%d+) (%d+)')

@@ -1,13 +1,14 @@
--- Give back a place, or a turn in the line, and wake those whose turn it is.
+-- Give back a place or a turn, and wake the next turns.
 --
--- @argument token   with `~`, which is nobody's token, the script only writes the marker, or only wakes turns
--- @argument words   `size`: the number of fields if the hash has only this holder. `place`, if known. `min_hold`: milliseconds
---                   from the grant to the end of the cool-down. With a marker: `attempt`, and the fields of an `Ending`.
--- @argument marker  the done marker of the message whose run has ended
+-- @argument token   `~` to only write the marker, or only wake turns
+-- @argument words   `size`: number of fields of a hash with this holder alone; `place`, if known
+--                   `min_hold`: milliseconds from the grant to the end of the cool-down
+--                   for the marker: `attempt`, and the fields of an `Ending`
+-- @argument marker  name of the field with the done marker
 --
--- Returns  1                      The lock is free, and nothing is left in the hash.
---          {lost, marked, short}  `lost`: `taken` by another caller, `expired`, or empty. `marked`: 1 if the marker was left.
---                                 `short`: 1 if more turns may have to be woken; a release of `~` wakes them.
+-- Returns  1                      the holder was alone, and the hash was deleted
+--          {lost, marked, short}  `lost`: `taken`, `expired`, or empty; `marked`: 1 if the marker was written
+--                                 `short`: 1 if a release of `~` must wake more turns
 
 local call, key = redis.call, KEYS[1]
 local size = call('HLEN', key)
@@ -24,7 +25,7 @@ local options = parsed(words)
 local lock = read_lock(key, token)
 local line, min_hold = lock.line, (options.min_hold or 0) * 1000
 local lost = size == 0 and 'expired' or 'taken'
--- HDEL first, as in `begin_writing`: a server out of memory would refuse HSET.
+-- This HDEL comes first; otherwise a server out of memory would refuse HSET.
 if call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, lock.ticket, token)
   lost = ''
@@ -34,13 +35,13 @@ local taken, highest_left, has_cooldown, copy_has_come = 0, 1, false, false
 for number, place in ipairs(lock.places) do
   if place.token == token and (not options.place or tonumber(options.place) == number) then
     copy_has_come = marker and call('HEXISTS', key, number .. ':c') == 1
-    -- If this server's clock was set back, the grant lies in the future.
+    -- The grant lies in the future if the server's clock was set back.
     local free_at = min_hold > 0 and math.min(grant_of(key, number).since, now) + min_hold or now
     has_cooldown, lost = free_at > now, ''
     place.is_taken = has_cooldown
     if has_cooldown then
       forget_token(key, number, token)
-      -- Nobody has a token with `~`, so nobody renews or releases the place.
+      -- Under the new token, the former holder can neither renew nor release the place.
       call('HSET', key, number, '~' .. token, '~' .. token, integer(free_at))
       keep_at_least(key, free_at - now)
     else
@@ -57,7 +58,7 @@ elseif highest_left < #lock.places then
   call('HSET', key, 'places', highest_left)
 end
 
--- After a loss nobody knows whether a copy has come.
+-- After a loss, nobody knows whether a copy has come.
 local is_marked = marker and (lost ~= '' or copy_has_come or options.is_due)
 if is_marked then
   write_marker(key, marker, tonumber(options.attempt), options.outcome, tonumber(options.kept))

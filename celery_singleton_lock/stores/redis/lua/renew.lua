@@ -1,10 +1,10 @@
--- Restart the ttl of each lease, if it is still the caller's.
+-- Restart the ttl of each lease that is still the caller's.
 --
--- KEYS[i]    lock key of lease i
--- ARGV[1]    ttl of all leases, in milliseconds
--- ARGV[i+1]  token of lease i
+-- KEYS[i]    lock key
+-- ARGV[1]    ttl in milliseconds
+-- ARGV[i+1]  token
 --
--- Returns a `Renewal` for each lease, and then the time of this server in microseconds.
+-- Returns a `Renewal` for each lease, and then `now`.
 
 -- @include time
 local deadline = format('%.0f', now + ARGV[1] * 1000)
@@ -12,16 +12,16 @@ local expiry = format('%.0f', 2 * ARGV[1])
 local RENEWED, REPLACED, BROKEN, TAKEN, GONE = 1, 2, 4, 0, -1
 local answers = {}
 
--- HDEL first: a server out of memory refuses HSET as the first write of a script.
+-- HDEL comes first; otherwise a server out of memory would refuse HSET.
 redis.pcall('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
-  -- HSET answers 0 if the field was there: the lease is the caller's, and nobody has asked the caller to stop.
+  -- HSET returns 1 if the token is missing, because the lease was lost or its holder was asked to stop.
   local written = redis.pcall('HSET', key, ARGV[i + 1], deadline)
   if written == 0 then
     call('PEXPIRE', key, expiry, 'GT')
     answers[i] = RENEWED
   elseif written ~= 1 then
-    -- Another program's key costs only the lease on that key.
+    -- A key of another program must not prevent the other renewals.
     if not string.find(written.err, 'WRONGTYPE', 1, true) then
       return written
     end

@@ -1,13 +1,14 @@
--- Read everything that is known of a lock, for operators.
--- Returns  {now, fence, waiting, marks, holders, turns, asked}: see `LockState`. `marks`, `holders` and `turns` are rows, see
---          parts/lock.lua. `asked`: pairs {token, person} of holders that were asked to stop; `''` if a successor asked.
+-- Read a lock for operators.
+-- Returns  {now, fence, waiting, marks, holders, turns, asked}, see `LockState`
+--   marks, holders, turns  rows, see parts/lock.lua
+--   asked                  {token, person} of each holder that was asked to stop; person is empty if a successor asked
 
 -- @include time
 -- @include lock
 -- @include marks
 -- @include successor
 -- @include queue
-local MOST_SHOWN = 160 -- tickets that are read, so that the script takes less than a millisecond
+local MOST_SHOWN = 160 -- tickets; reading more would block the server
 local key = KEYS[1]
 local lock = read_lock(key, '')
 local line, marks, turns, asked, waiting = lock.line, {}, {}, {}, 0
@@ -28,7 +29,7 @@ local function add_turns(from, stop)
 end
 
 if line then
-  -- Turns that will be woken get at least half of the tickets, if they need so many.
+  -- Turns that will be woken get at least half of MOST_SHOWN, if there are so many.
   local unheard, others = line.front - line.first, line.last - line.front + 1
   local unheard_read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
   local stop = math.min(line.last, line.front + MOST_SHOWN - unheard_read - 1)

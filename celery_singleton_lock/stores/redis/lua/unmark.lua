@@ -1,11 +1,11 @@
--- End the marks and the turn of a call that holds nothing.
+-- End the marks and the turn of a call.
 --
 -- @argument task_id
 -- @argument words      see `Store.unmark`
--- @argument task_name  the task's name if the lock has another name
+-- @argument task_name  if the lock has another name
 --
--- Returns  1                           The call has no mark and no turn any more.
---          {'held', now, newer, rows}  No change: another call goes before. `newer`: its task id if it is newer, or empty
+-- Returns  1                           done
+--          {'held', now, newer, rows}  another call goes before, so nothing changed; `newer`: its task id if it is newer
 
 -- @include time
 -- @include lock
@@ -24,7 +24,7 @@ if policy then
   if newer then
     return {'held', now, newer.task_id, rows_of_calls({newer})}
   end
-  -- The call begins without a lease. The lock remembers it, because older calls that it has superseded may still come.
+  -- The call begins now, without a lease. Remember it, because older calls that it has superseded may still come.
   local older_until = queued and (is_queued and queued.supersedes_until or queued.deadline) or 0
   if older_until > 0 then
     caller.deadline, caller.supersedes_until = 0, older_until

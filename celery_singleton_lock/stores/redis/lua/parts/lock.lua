@@ -1,18 +1,19 @@
--- The fields of places and holders:
---   `<place>`           the holder's token. ~ begins the token of a cool-down, * a token that takes the whole lock.
---   `<token>`           the holder's deadline. The field is `!<token>` once the holder was asked to stop.
---   `broken:<token>`    the person who has asked the holder to stop
---   `replaced:<token>`  the successor that has asked the holder to stop
---   `<place>:`          the grant: moment, fence minus moment, ttl in milliseconds, pid, attempt, publication, words.
---                       `no-result`: nobody else can read the result. `ended`: a new call may be published, although
---                       this run may go on. A grant of more than 64 bytes doubles the memory of the hash.
+-- Fields of holders (all moments in microseconds):
+--   `<place>`           token: `~...` for a cool-down, `*...` for the whole lock
+--   `<token>`           deadline; renamed to `!<token>` once the holder is asked to stop
+--   `broken:<token>`    person who asked the holder to stop
+--   `replaced:<token>`  task id of the successor that asked the holder to stop
+--   `<place>:`          `<granted_at> <fence minus granted_at> <ttl in ms> <pid> <attempt> <published> <words>`
+--                       `no-result`: others cannot read the result
+--                       `ended`: the next call may be published, although this run may go on
 --   `<place>:i`         task id
 --   `<place>:h`         hostname
---   `<place>:n`         task name if the lock has another name, then '\31' and the label if there is one
---   `<place>:c`         1 once a copy of the holder's message has come
---   `places`            the highest place in use, if that is not 1
---   `fence`             the greatest fence that was given
-local A_FEW = 8 -- holders or calls in an answer
+--   `<place>:n`         task name, empty if the lock has the same name; then `\31<label>` if there is a label
+--   `<place>:c`         1 once a copy of the message has come
+--   `places`            highest place in use, if above 1
+--   `fence`             greatest fence
+-- A value longer than 64 bytes would double the memory of the hash.
+local A_FEW = 8 -- rows in an answer
 local ALL = 1000000 -- more than any limit
 
 -- Lua would write a moment as 1.8e+15.
@@ -28,7 +29,7 @@ local function parsed(words)
   return options
 end
 
--- A server out of memory refuses HSET as the first write of a script. After HDEL, the script may write anything.
+-- A server out of memory refuses HSET as the first write of a script, but not after HDEL.
 local function begin_writing(key)
   call('HDEL', key, '')
 end
@@ -104,13 +105,13 @@ local function empty_place(key, number, token)
   call('HDEL', key, number, number .. ':', number .. ':i', number .. ':h', number .. ':n')
 end
 
--- A row of an answer is seven values: place, token, deadline, grant, task id, hostname, task name and label.
 local function add_row(rows, values)
   for i = 1, 7 do
     rows[#rows + 1] = values[i] or ''
   end
 end
 
+-- A row: place, token, deadline, grant, task id, hostname, `<place>:n`.
 local function rows_of_holders(key, places, most)
   local taken, rows = {}, {}
   for _, place in ipairs(places) do
@@ -127,8 +128,7 @@ local function rows_of_holders(key, places, most)
   return #taken > 0 and rows or nil
 end
 
--- Rows of calls that hold nothing: state, token, deadline, numbers, task id, queue of the message, task name and label.
--- `numbers`, each 0 if unknown: publication, `due_for` of a mark, 1 if the turn is unheard, rank of the turn.
+-- A row: state, token, deadline, `<published> <due_for> <is_unheard> <rank>`, task id, queue, `<task name>\31<label>`.
 local function rows_of_calls(calls, most)
   local rows = {}
   for i = 1, math.min(#calls, most or A_FEW) do

@@ -1,10 +1,11 @@
--- The marks of calls that hold nothing:
+-- Marks of calls (moments in microseconds; the last parts may be missing):
 --   `queued`    the call that is unique in the queue
---   `cooldown`  the call whose publishing keeps the key in a cool-down
+--   `cooldown`  the call whose publication began a cool-down
 --   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes_until>,<first_published>`
--- The last parts may be left out. `due_for`: milliseconds for which the mark lasts after the call is due. `supersedes_until`:
--- until then, superseded calls may still come. `first_published`: when the first superseded call was published.
-local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a run that takes longer is taken for dead
+--     due_for           milliseconds from the due time to the end of the mark; 0 if that is `lock_queue_ttl`
+--     supersedes_until  until then, superseded calls may still come
+--     first_published   publication of the first superseded call
+local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a run that takes longer counts as dead
 local SAMPLE = 10
 
 local function mark_in(value, holder_state)
@@ -21,9 +22,9 @@ local function mark_in(value, holder_state)
   end
 end
 
--- The done marker tells later deliveries of a message that a run has ended:
---   `done:<task id>:<publication>`  `<until> <attempt> <outcome> <written at>`
---   outcomes                        `retried`, `ended` (the result is about to be stored), `stored`
+-- The done marker of a message:
+--   `done:<task id>:<published>`  `<until> <attempt> <outcome> <written_at>`
+--     outcome  `retried`, `ended` (the result is not stored yet) or `stored`
 local function read_marker(key, marker)
   local deadline, attempt, outcome, written_at =
     string.match(call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
@@ -33,18 +34,18 @@ local function read_marker(key, marker)
   return -1, '', 0
 end
 
--- A copy that comes late may be followed by another, so keep the marker for as long again.
+-- Another copy may follow, so the marker lasts as long again.
 local function keep_marker(key, marker)
   local deadline, facts, written_at = string.match(call('HGET', key, marker), '^(%d+)( %d+ %S+ )(%d+)')
   local lasts = deadline - written_at
-  -- The copy gets its answer even if the server refuses writes.
+  -- Answer the copy even if the server refuses writes.
   if type(redis.pcall('HDEL', key, '')) == 'number' then
     call('HSET', key, marker, integer(now + lasts) .. facts .. integer(now))
     keep_at_least(key, lasts)
   end
 end
 
--- Redis before 7.4 expires no single field. So each write deletes the expired markers among a few random fields.
+-- Redis before 7.4 cannot expire single fields, so each write deletes expired markers in a random sample.
 local function write_marker(key, marker, attempt, outcome, milliseconds)
   local known_attempt, known_outcome = read_marker(key, marker)
   if known_attempt < attempt or (known_attempt == attempt and known_outcome == 'ended') then

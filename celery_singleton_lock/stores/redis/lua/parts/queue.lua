@@ -1,20 +1,22 @@
--- A waiting call has a turn. Turns are ordered by rank: the moment of a call's first refusal. leases/line.py has the states.
---   `q<ticket>`              `<rank> <state><since> <lasts> <waited> <limit> <has_copy> <token>\31<task id>`. `since`:
---                            milliseconds from the rank to the beginning of the state, 0 if WAITING. `lasts`: seconds from
---                            the rank to the deadline. `waited`: microseconds from the publication to the rank. `has_copy`:
---                            1 once another delivery has come. `token`: `@` for a message.
---   `w<who>`                 a ticket. `who` is the token of a process, or `@<task id>` for a message.
---   `first` to `front` - 1   tickets of UNHEARD turns, which were woken in vain, or void tickets, which have no turn
---   `front` to `last`        tickets of the other turns, or void. Most walks begin at `front`.
---   channel `<key>:<who>`    `free` wakes the turn. `near` tells a waiter to look: its turn is among the next few.
-local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u'
-local NEXT_FEW = 3 -- turns at the front that look every few seconds, because a wake may get lost
-local LONGEST_WALK = 80 -- tickets that a walk reads, so that it takes less than a millisecond
-local MOST_TURNS = 5000 -- in one lock; a call beyond them polls
-local ON_ITS_WAY = 2000000 -- time for a refused message to reach a worker that listens
-local TIME_TO_COME = 3000000 -- time for a woken message to come
-local MOST_WOKEN = 16 -- turns woken together in place of missed ones; those that find no place are requeued for nothing
-local SKIPPED_AT_ONCE = 20 -- void tickets that one script skips, so that the script stays short
+-- Turns, ordered by rank: the moment of the call's first refusal, in microseconds.
+--   `q<ticket>`            `<rank> <state><since> <lasts> <waited> <limit> <has_copy> <token>\31<task id>`
+--     since                milliseconds from the rank to the beginning of the state; 0 if WAITING
+--     lasts                seconds from the rank to the deadline
+--     waited               microseconds from the publication to the rank
+--     has_copy             1 once another delivery has come
+--     token                of a process; `@` for a message
+--   `w<who>`               ticket; `who` is the token, or `@<task id>` for a message
+--   `first`, `last`        range of the tickets, some without a turn
+--   `front`                ticket before which all turns are UNHEARD: they were woken in vain
+--   channel `<key>:<who>`  `free` wakes the turn; `near` makes its process poll
+local WAITING, WOKEN, COMING, UNHEARD = 'w', 'c', 'o', 'u' -- see docs/explanation/how-it-works.md
+local NEXT_FEW = 3 -- turns at the front that poll, because a wake may get lost
+local LONGEST_WALK = 80 -- tickets; longer walks would block the server
+local MOST_TURNS = 5000 -- of one lock; calls beyond them poll
+local ON_ITS_WAY = 2000000 -- microseconds until a worker listens for a refused message
+local TIME_TO_COME = 3000000 -- microseconds in which a woken call has to come
+local MOST_WOKEN = 16 -- turns woken at once in place of missed turns; more would be requeued in vain
+local SKIPPED_AT_ONCE = 20 -- tickets without a turn that one script skips
 
 local function read_turn(key, ticket)
   local value = call('HGET', key, 'q' .. ticket) or ''
@@ -59,26 +61,26 @@ local function write_turn(key, ticket, turn)
   call('HSET', key, 'q' .. ticket, value, 'w' .. turn.who, ticket)
 end
 
--- The front moves back to a turn that is heard again: otherwise no walk would find it.
+-- A turn that is heard again moves the front back; otherwise no walk would find the turn.
 local function write_heard(key, line, ticket, turn)
   line.front = math.min(line.front, ticket)
   write_turn(key, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn until `since` + `ON_ITS_WAY`. WOKEN and COMING turns have had that time: keep `since`.
+-- A newcomer yields to an UNHEARD turn until `since` + ON_ITS_WAY. A WOKEN or COMING turn has had that time: keep `since`.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
 end
 
--- Returns the number of listeners. Without the right to publish nobody knows the number: assume one.
+-- Returns the number of listeners, or 1 if an ACL forbids PUBLISH.
 local function tell(key, turn, word)
   local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.who, word)
   return type(listeners) == 'number' and listeners or 1
 end
 
--- Returns false if nobody listens for the turn, now or soon.
+-- Returns false if the turn is now UNHEARD.
 local function wake_turn(key, ticket, turn)
   if turn.state == WOKEN then
     return true
@@ -102,7 +104,7 @@ local function tell_near(key, from, last)
   end
 end
 
--- Returns the first ticket that may have a turn. A line that is full loses its oldest unheard turns.
+-- A full line loses its oldest UNHEARD turns.
 local function first_in_use(key, line)
   local stop = math.min(line.front, line.first + SKIPPED_AT_ONCE) - 1
   for ticket = line.first, stop do
@@ -134,8 +136,7 @@ local function move_front(key, line, front, first_unheard)
   tell_near(key, math.max(before + NEXT_FEW, front), math.min(front + NEXT_FEW - 1, line.last))
 end
 
--- Visit turns until `visit` says `enough`. Returns true if the walk was too short to meet a turn that is heard.
--- A woken turn that has not come counts as missed: its worker is busy, paused or dead, and may have the next turns, too.
+-- Returns true if the walk has met only UNHEARD turns, and more tickets follow.
 local function walk_line(key, line, from, last, visit)
   local front, first_unheard
   local stop = math.min(last, from + (from < line.front and 2 or 1) * LONGEST_WALK - 1)
@@ -164,7 +165,7 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake a turn for each free place, or two for each missed turn if that is more. Returns true if the walk was too short.
+-- Wake a turn for each free place, or two for each missed turn if that is more: a dead worker may have the next turns, too.
 local function wake_next(key, line, taken)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)
@@ -192,7 +193,7 @@ local function read_lock(key, who)
   }
 end
 
--- Delete the hash if nothing is left but the fence and marks that have ended.
+-- Deletes the hash if only the fence and ended marks are left.
 local function delete_if_idle(key)
   local known, many = call('HMGET', key, 'queued', 'cooldown', 'next', 'fence'), 0
   for i = 1, 4 do

@@ -1,7 +1,8 @@
--- The successor is the call that runs next:
+-- The successor, the call that runs next:
 --   `next`  `<deadline> <supersedes_until> <published> <policy> <task id>\31<task name>`
--- `deadline`: until then the next free place is kept for the successor; 0 once its run has begun. `supersedes_until`: until
--- then the successor supersedes older calls. `policy`: `rerun` or `replace`.
+--     deadline          until then a free place is kept for the successor; 0 once its run has begun
+--     supersedes_until  until then older calls end in favour of the successor
+--     policy            `rerun` or `replace`
 local function successor_in(value)
   local deadline, supersedes_until, published, policy, task_id, task_name =
     string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
@@ -30,7 +31,7 @@ local function wake_successor(key, successor)
   end
 end
 
--- How a caller stands to a successor of its kind: both use `replace`, or both use `rerun` and call the same task.
+-- How a caller relates to a successor of its kind (both `replace`, or both `rerun` the same task):
 --
 --   the successor               was published before the caller   was published later
 --   is coming                   older_yields                      newer_wins
@@ -38,10 +39,10 @@ end
 --   has begun, is remembered    predecessor                       newer_wins if the caller was the newest, else predecessor
 --   has begun, is forgotten     none                              none
 --
---   `newer_wins`    The caller ends in favour of the successor; a `replace` caller also in favour of a later `rerun` successor.
---   `older_yields`  The successor ends in favour of the caller.
---   `predecessor`   The caller supersedes what the successor superseded: older calls would otherwise run after newer ones.
---   `stranger`      A successor of another kind is coming: the caller waits until the successor has run.
+--   newer_wins    the caller ends; a `replace` caller ends for a later `rerun` successor, too
+--   older_yields  the successor ends
+--   predecessor   the caller also supersedes what the successor superseded; otherwise older calls would run after newer ones
+--   stranger      a successor of another kind is coming and runs first
 local function relation_to_successor(caller, successor)
   if not successor then
     return 'none'
@@ -70,7 +71,7 @@ local function newer_call(caller, queued, successor)
   return relation_to_successor(caller, successor) == 'newer_wins' and successor or nil
 end
 
--- Returns the task id of a holder that was published after the caller. A `Lock` has no task id, and supersedes nobody.
+-- Returns a task id. A `Lock` has none, and supersedes nobody.
 local function newer_run(key, places, caller)
   for _, place in ipairs(places) do
     if place.is_taken and not is_cooldown(place.token) then

@@ -1,4 +1,3 @@
--- Locals: looking globals up at each use would cost 5% of a script's time.
 local call, format = redis.call, string.format
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2] -- microseconds, by this server's clock
