@@ -34,7 +34,7 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any], name: str) -> None:
-    # The class may have no name yet, and making a task would run the user's `__init__`.
+    # `cls()` would run the user's `__init__`.
     task = object.__new__(cls)
     vars(task)["name"] = name
     options.refuse([*_faults_in_task(task), *options.values_of(task)[1]])
@@ -45,7 +45,7 @@ def options_of(task: Any) -> options.LockOptions:
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Check the class again: Celery keeps a task that was refused, and gives it to the next caller.
+    # Check the class again: Celery keeps a refused task, and gives it to the next caller.
     found = [*settings.faults_in_settings(task.app), *_faults_in_task(task), *faults]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
@@ -64,7 +64,6 @@ def options_of(task: Any) -> options.LockOptions:
 
 
 def request_class_of(task: Any) -> type[Any]:
-    """Our class of requests, joined with the user's or another base's."""
     ours = options.base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
@@ -74,7 +73,7 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will log the faults of all tasks; an error now would show only one."""
+    """Whether this process will log the faults of all tasks. An error now would show only one."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
@@ -119,7 +118,7 @@ def check_worker(app: Celery, pool: type) -> None:
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat that cannot work. Celery's own schedulers have no lease, and need only tasks whose class is right."""
+    """End a beat that cannot work. Celery's own schedulers have no lease."""
     tasks = options.lockable(app)
     _checked.add(app)
     if not has_lease:
@@ -162,7 +161,7 @@ def without_effect(task: Any) -> list[str]:
 
 def without_base(app: Celery) -> list[str]:
     found = []
-    # An annotation of "*" is for every task, also for a task that wants no lock.
+    # An annotation of "*" also reaches tasks that want no lock.
     of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         names = [name for name in sorted(options.NAMES) if name not in of_all and hasattr(task.__class__, name)]
@@ -175,19 +174,18 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    # Check a beat's settings, too: a worker may embed the beat, and `doctor` and Django run none.
+    # Check a beat's settings, too: a worker may embed the beat.
     of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
 
     def of_settings() -> None:
-        # In a function, so that a lazy value raises inside `_faults_in`.
+        # A function, so that `_faults_in` catches the error of a lazy value.
         options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
 
     return _faults_in(app, of_settings, partial(options.logs_labels, app), *of_beat, *of_tasks)
 
 
 def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
-    """The faults of *app* in a worker with a pool of that kind, which takes messages from those *queues*."""
     if pool not in _CELERYS_POOLS:
         return [_NOT_OF_CELERY.format(pool, task.name) for task in options.lockable(app)[:1]]
     if pool != "celery.concurrency.prefork":
@@ -198,19 +196,18 @@ def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Acquire, renew, wait for and release a key that nobody else uses; `StoreError` after *bound* seconds."""
-    # The key has the name of a task: the store's user may have no rights on other keys.
+    """Try the store with a key that nobody else uses; `StoreError` after *bound* seconds."""
+    # Use a task's name: the store's user may have no rights on other keys.
     names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
     key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # Open another store: pool processes would inherit the connections of the app's own.
+    # Open another store: pool processes would inherit the connections of the app's.
     with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
 
 
 def kind_of(pool: type) -> str:
-    """The Celery module that gives *pool* its `apply_async` and `on_apply`; the name of *pool* if it has its own."""
     # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
@@ -233,7 +230,7 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
 
 
 def queue_of(app: Celery, task: Any) -> str | None:
-    """The queue to which calls of *task* go; None if a router has to see the call."""
+    """None if a router has to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (a user's router may raise anything)
@@ -244,11 +241,10 @@ def queue_of(app: Celery, task: Any) -> str | None:
 
 
 def _check_store(app: Celery) -> None:
-    """Try the store. Only log its silence, because it may come back."""
     try:
         try_store(app, BOUND)
     except StoreError as error:
-        # `StoreRefused` is both errors, and asking again does not help.
+        # `StoreRefused` is both errors, and does not pass by itself.
         if isinstance(error, ConfigurationError):
             raise
         text = (
@@ -267,7 +263,6 @@ def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (it is logged)
-            # A router or a provider of passwords may work the next time.
             log.error("lock.check_failed", "a part of the check has failed, and the rest continues", exc_info=True)
     return list(faults)
 
@@ -276,5 +271,5 @@ def _end_if_faulty(faults: list[str]) -> None:
     for fault in dict.fromkeys(faults):
         log.critical("lock.misconfigured", "%s", fault)
     if faults:
-        # For another error Celery would log a traceback.
+        # Celery would log a traceback for another error.
         raise SystemExit(EX_FAILURE)
