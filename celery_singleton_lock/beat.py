@@ -208,7 +208,7 @@ class SingletonSchedulerMixin(Scheduler):
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        # If the store's clock was set back, the fence of the lease may be lower than earlier ones.
+        # If the store's clock was set back, the lease's fence may be lower than earlier ones.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
         self._lease = lease
         self._follows = 0
@@ -260,7 +260,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads now, and the last leader's record. The record's `sent` is when it was last seen."""
+    """Whether a beat leads now, and the record of the last leader, with the time when it was last seen."""
     key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]

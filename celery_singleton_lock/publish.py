@@ -28,12 +28,12 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# By server: the end of that time, the store, and the problem.
+# By server.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # A canvas or a callback waits for a call with one of these options, so the call is always sent.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# Without a key, a call with one of these options fails in the worker. An error here would leave its canvas hanging.
+# For a call with one of these options, an error in the publisher would leave a canvas hanging.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -128,7 +128,6 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
 
 
 def queue_by(task: Task, options: Mapping[str, Any]) -> str:
-    """Empty if the queue cannot be known here."""
     try:
         wanted = {**task._get_exec_options(), **options}  # noqa: SLF001 (Celery merges them so)
         queue = wanted.get("queue")
@@ -281,7 +280,7 @@ class _QueuedCall:
         self._report_unpublished(found)
         result: AsyncResult = task.AsyncResult(found.task_id)
         result.ignored = bool(self.options.get("ignore_result", task.ignore_result))
-        # If only a cool-down is left, its call has ended and its result may have expired.
+        # The result of a call that has ended may have expired.
         is_over = wanted.mode == "until_executed" and found.state == "cooldown"
         is_there = endings.has_result(task, found) and not (is_over and endings.final_result(task, result.id) is None)
         if not (result.ignored or is_there):

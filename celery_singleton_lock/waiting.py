@@ -60,7 +60,7 @@ class Waiting(InLine):
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
-        # Wake the event loop, which then raises the prefetch count, so that RabbitMQ sends another message.
+        # Wake the event loop, which then raises RabbitMQ's prefetch count for another message.
         self.messages.ring()
         return True
 

@@ -88,7 +88,7 @@ class SingletonRequest(Request):
         eventer = self._eventer
         sends_events = False
         if eventer and eventer.enabled and self._task.send_events:
-            # With task events off, the only group is "worker". An empty set means all groups.
+            # With task events off, the only group is "worker". No group means all.
             sends_events = not eventer.groups or "task" in eventer.groups
         message = self._request_dict
         message[DELIVERY] = new_token(), clock(), sends_events, self._content_type, hidden_in(message)
@@ -301,7 +301,7 @@ def _renew(leases: list[Holding]) -> None:
 
 child_lease_renewer = ChildLeaseRenewer()
 
-# States of a process in `/proc`; empty if there is no process.
+# States in `/proc`; empty if there is no process.
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
@@ -337,7 +337,7 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Acknowledge at once. Celery would first run the bodies of all due messages."""
+    """Acknowledge at once. After the bodies of all due messages, it is too late for some brokers."""
     if getattr(function, "__name__", "") == "ack_log_error":
         # Celery repeats a failed acknowledgement later.
         with suppress(Exception):
