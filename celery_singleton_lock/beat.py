@@ -30,7 +30,7 @@ _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0  # seconds
 # Seconds between log lines about a silent store, and between records of the leader.
 _INTERVAL = 60.0
-# Prefix of the slot in which a leader records itself.
+# Prefix of the slot name under which a leader records itself.
 _LEADER = "\x1f"
 
 

@@ -31,9 +31,9 @@ _MEMORY = 1.0
 # By server.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
-# A canvas or a callback waits for a call with one of these options, so the call is always sent.
+# A canvas, a callback or a retry depends on a call with one of these options.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# For a call with one of these options, an error in the publisher would leave a canvas hanging.
+# With one of these options, an error of the publisher would leave a canvas or a retry hanging. The worker reports it.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -96,7 +96,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # No other error: with `typing=False` or pydantic, Celery may accept the call.
+        # Raise no other error: with `typing=False` or pydantic, Celery may accept the call.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -155,7 +155,7 @@ class _WithoutTtl:
 
 
 def _send_again(task: Task, send: Callable[..., Any], **options: Any) -> Any:
-    """Send without a message TTL. RabbitMQ would silently drop the message, and its result would stay RETRY."""
+    """Send without a message TTL. RabbitMQ would silently drop an expired message, and its result would stay RETRY."""
     if options.get("expires", task.expires) is None:
         return send(**options)
     with task.app.producer_or_acquire(options.get("producer")) as producer:
@@ -186,6 +186,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 
 class _QueuedCall:
     publish_mode: PublishMode = ""
+    """How to mark a call that is sent in any case, because somebody waits for it."""
 
     def __init__(self, task: Any, notes: message.Notes, options: dict[str, Any], label: str, has_own_id: bool) -> None:
         self.task = task
