@@ -1,7 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 A *slot* is a moment at which an entry is due. The leader claims a slot in the store, sends the entry, and records the
-slot as sent. A slot that was claimed, but not recorded as sent, is sent again with the same task id.
+slot as sent. The next leader continues from there. A slot that was claimed, but not recorded as sent, is sent again
+with the same task id.
 """
 
 import os
@@ -27,10 +28,10 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder,
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
-_LONGEST_PAUSE = 1.0  # seconds
+_LONGEST_PAUSE = 1.0  # seconds between two tries to lead, or to ask a silent store
 # Seconds between log lines about a silent store, and between records of the leader.
 _INTERVAL = 60.0
-# Prefix of the slot name under which a leader records itself.
+# Prefix of the entry under which a leader records itself.
 _LEADER = "\x1f"
 
 
@@ -75,6 +76,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's, from the recorded slots."""
+        # Read once: with a schedule in a database, each access may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
         recorded = settings.store_of(self.app).slots(self._slots)
@@ -112,6 +114,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry that is due, unless another beat has sent it."""
+        # A scheduler may call this without `is_due`.
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
             log.info("beat.sent", "by another beat", entry=entry.name, due=_due_of(entry).isoformat())
@@ -140,7 +143,7 @@ class SingletonSchedulerMixin(Scheduler):
         """As Celery's, but count failures, which Celery only logs."""
         if (slot := self._slot) is not None:
             due = _moment(slot.due).isoformat()
-            # The number distinguishes the messages of one slot.
+            # Every beat must compute the same task ids. The number distinguishes the messages of one slot.
             number = f" {self._messages}" if self._messages else ""
             self._messages += 1
             task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
@@ -151,7 +154,7 @@ class SingletonSchedulerMixin(Scheduler):
         try:
             return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
-            # A refused duplicate must not be sent later.
+            # A refused duplicate is no failure, and must not be sent later.
             self._failures += not isinstance(error.__context__, LockHeld)
             raise
 
@@ -184,7 +187,7 @@ class SingletonSchedulerMixin(Scheduler):
         if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
             last = max(last, own)
         if last > now and hasattr(entry.schedule, "run_every"):
-            # A clock was ahead or was set back. Otherwise slots until `last` would count as sent.
+            # The last leader's clock was ahead, or ours was set back. Slots until `last` would count as sent.
             last = now
             self._known[slot.entry] = Slot(slot.entry, now, self._fence, sent=now)
             self._record(self._known[slot.entry])
@@ -201,7 +204,7 @@ class SingletonSchedulerMixin(Scheduler):
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
-            # A beat that does not know which slots were sent must not lead.
+            # The lease may have been granted, but a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         self._logs_again_at = 0.0
@@ -260,7 +263,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads now, and the record of the last leader, with the time when it was last seen."""
+    """Whether a beat leads now, and the last leader's record, whose `sent` is when that leader was last seen."""
     key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
@@ -284,7 +287,8 @@ def _due_of(entry: Any) -> datetime:
 
 
 def _last_run_of(entry: Any, microseconds: int) -> datetime:
-    # Celery before 5.7 computes in the zone of the last run. With summer time, an interval would be an hour wrong.
+    # Celery before 5.7 computes in the zone of the last run. A crontab needs its own zone. An interval needs UTC, or it
+    # would be an hour wrong when summer time begins or ends.
     zone = timezone.get_timezone(entry.schedule.tz) if hasattr(entry.schedule, "remaining_delta") else UTC
     return _moment(microseconds).astimezone(zone)
 

@@ -201,13 +201,14 @@ def try_store(app: Celery, bound: float) -> None:
     names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
     key = f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
-    # Open another store: pool processes would inherit the connections of the app's.
+    # Open another store: pool processes would inherit the connections of the app's own.
     with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
             Inventory(store).self_test(key, bound)
 
 
 def kind_of(pool: type) -> str:
+    """The module of Celery's pool. A pool with an `apply_async` or `on_apply` of its own is not Celery's."""
     # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
@@ -230,7 +231,7 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
 
 
 def queue_of(app: Celery, task: Any) -> str | None:
-    """None if a router has to see the call."""
+    """The queue of the task's calls; None if a router has to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (a user's router may raise anything)

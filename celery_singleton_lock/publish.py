@@ -28,12 +28,12 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# By server.
+# By server: the end of that time, and the store and the problem of the error.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
-# A canvas, a callback or a retry depends on a call with one of these options.
+# Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# With one of these options, an error of the publisher would leave a canvas or a retry hanging. The worker reports it.
+# If an error were raised here, a canvas or a retry would hang. So a call with such an option is sent, and fails there.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -48,7 +48,10 @@ def options_by_name(
 def _known_of(
     task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[message.Notes, str | None, Run | None]:
-    """The notes, key and run of a call that was published before. Its arguments may no longer make the same key."""
+    """The call's notes so far, its key if known, and the run that publishes its own retry.
+
+    A call keeps its key, because serialising or a deploy may have changed what its arguments make.
+    """
     task_id = options.get("task_id")
     run = message.run_of(task.request) if options.get("retries") else None
     if run is not None and run.phase is not ASKING and str(task_id) == run.task_id:
@@ -76,11 +79,12 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 
 
 def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the worker makes the key."""
+    """Whether the worker makes the key, so that only the time of publication has to be noted."""
     return (
         task._leaves_its_key  # noqa: SLF001 (ours)
         and are_plain(args or ())
         and (not kwargs or are_plain(kwargs.values()))
+        # `retry` and `replace` always publish with options.
         and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
@@ -96,7 +100,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Raise no other error: with `typing=False` or pydantic, Celery may accept the call.
+        # Raise no other error: Celery may accept the call, with `typing=False` or a pydantic model.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -106,7 +110,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
-    # In other modes, a retry's mark ended when the body began.
+    # In the other queue modes, the mark of a retried call ended when its body began.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A requeued call brings its notes and its mark.
@@ -128,6 +132,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
 
 
 def queue_by(task: Task, options: Mapping[str, Any]) -> str:
+    """The queue of a call; empty if it cannot be known without calling a router."""
     try:
         wanted = {**task._get_exec_options(), **options}  # noqa: SLF001 (Celery merges them so)
         queue = wanted.get("queue")
@@ -155,7 +160,10 @@ class _WithoutTtl:
 
 
 def _send_again(task: Task, send: Callable[..., Any], **options: Any) -> Any:
-    """Send without a message TTL. RabbitMQ would silently drop an expired message, and its result would stay RETRY."""
+    """Send without the message TTL that Celery derives from `expires`.
+
+    RabbitMQ would silently drop the message once that TTL is over, and the result would stay RETRY.
+    """
     if options.get("expires", task.expires) is None:
         return send(**options)
     with task.app.producer_or_acquire(options.get("producer")) as producer:
@@ -177,6 +185,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
+    # The body is published by the last member of the header, or by `celery.chord_unlock`.
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -202,6 +211,7 @@ class _QueuedCall:
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
+            # A retry is older than any call that is queued by now.
             self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
@@ -214,7 +224,7 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # If the store failed, `_mark` has already removed the mark.
+            # A signal handler may raise anywhere. After an error of the store, `_mark` itself has the mark removed.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -233,7 +243,8 @@ class _QueuedCall:
                 raise
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
-            # The request may still arrive. A retry keeps the cool-down of its first publication.
+            # The request may still arrive, and its mark would outlive the call.
+            # A retry keeps the cool-down of its first publication.
             ends = {"ends_cooldown": not self.is_retry, "may_arrive": True, "in_background": True}
             endings.unmark(self.store, self.key, self.task_id, **ends)
             self._allow_unmarked(error, log.warning)
@@ -281,7 +292,7 @@ class _QueuedCall:
         self._report_unpublished(found)
         result: AsyncResult = task.AsyncResult(found.task_id)
         result.ignored = bool(self.options.get("ignore_result", task.ignore_result))
-        # The result of a call that has ended may have expired.
+        # If only the cool-down of a call is left, the call has ended, and its result may have expired.
         is_over = wanted.mode == "until_executed" and found.state == "cooldown"
         is_there = endings.has_result(task, found) and not (is_over and endings.final_result(task, result.id) is None)
         if not (result.ignored or is_there):
@@ -297,7 +308,7 @@ class _QueuedCall:
         return endings.CallRevoked(text, self.key, holder_task_id, "unpublished")
 
     def _revoke_unsent(self, found: Holder) -> None:
-        """Store REVOKED under the caller's own task id, for which somebody may wait."""
+        """Store REVOKED under the task id that the caller has chosen: somebody may wait for it."""
         is_ignored = self.options.get("ignore_result") or message.DUE_HEADER in self.options["headers"]
         if is_ignored or self.task_id == found.task_id or endings.why_unreadable(self.task):
             return
@@ -337,7 +348,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds until the mark ends, from the due time to `expires` (0 if `lock_queue_ttl` ends first), and until due."""
+    """Seconds: until the mark ends; from due to `expires`, or 0 if `lock_queue_ttl` ends the mark first; until due."""
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl

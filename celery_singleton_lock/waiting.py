@@ -65,7 +65,7 @@ class Waiting(InLine):
         return True
 
     def is_expected(self) -> bool:
-        # The place only looks free if the last call in the pool has yet to ask for it.
+        # The only place just looks free if the last call that went to the pool has yet to ask for it.
         last = self.messages.last_in_pool.get(self.claim.key)
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
@@ -105,6 +105,7 @@ class WaitingMessages(StartStopStep):
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self, _: Any = None) -> None:
+        """Forget all messages, which the broker delivers again."""
         worker_shutting_down.disconnect(self._leave_line)
         self._leave_line()
         self.waiting.clear()
@@ -112,6 +113,7 @@ class WaitingMessages(StartStopStep):
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:
+            # `close` alone would not wake the thread that listens.
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -147,14 +149,14 @@ class WaitingMessages(StartStopStep):
             # Otherwise a message whose countdown has ended would ask before those with earlier turns.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
-        # Weak, because a cancelled entry stays in the timer until its time.
+        # Weak: a cancelled entry stays in the timer until its time, and would keep the message.
         waiting.entry = self._timer.call_at(at, partial(self._go, ref(waiting)), args, priority=priority)
         self._look_for_revoked()
         return waiting.entry
 
     def _go(self, known: "ref[Waiting]", *_: Any) -> None:
         if (waiting := known()) is not None and waiting in self.waiting:
-            # Not `remove`: another thread may have cleared the set.
+            # Not `remove`: `stop` may clear the set in another thread.
             self.waiting.discard(waiting)
             self._line.remove(waiting)
             if isinstance(request := waiting.request, RequestInTurn):
@@ -189,7 +191,7 @@ class WaitingMessages(StartStopStep):
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
-        # Celery's timer would delay a stop, and cannot be cancelled under gevent.
+        # Not by Celery's timer, which would delay the worker's stop, and cannot cancel the call under gevent.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
             self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
@@ -223,6 +225,7 @@ class WaitingMessages(StartStopStep):
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
+        # Even at once, only the timer's own thread may start the message.
         seconds = max(0.0, self._reads_until - time.monotonic())
         self._timer.call_after(seconds, partial(self._go, ref(waiting)), (waiting.request,))
 
@@ -234,6 +237,7 @@ class WaitingMessages(StartStopStep):
         self._cancelled = 0
         left = [each for each in entries if not each.entry.canceled]
         heapify(left)
+        # In place, because the event loop goes on using this list.
         entries[:] = left
 
 

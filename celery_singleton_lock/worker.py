@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# Fraction of the TTL. A child renews every third of the TTL.
+# Fraction of the TTL without a renewal. A child renews every third of the TTL.
 _NEEDS_HELP_AFTER = 0.4
 _ROUNDS_PER_TTL = 8
 _RENEWAL_BOUND = 2.0  # seconds
@@ -91,9 +91,11 @@ class SingletonRequest(Request):
             # With task events off, the only group is "worker". No group means all.
             sends_events = not eventer.groups or "task" in eventer.groups
         message = self._request_dict
+        # A plain tuple, because pickle would add the class name of a `Delivery` to each message.
         message[DELIVERY] = new_token(), clock(), sends_events, self._content_type, hidden_in(message)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
+        # Monotonic, unlike Celery's `time_start`, which jumps with the wall clock.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
         # A pool runs all tasks in children, or none.
@@ -131,7 +133,7 @@ class SingletonRequest(Request):
         """Keep a stored result: Celery would store RETRY over it as the worker shuts down."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
         lease = self.lease
-        # The publisher's clock may be ahead of ours.
+        # Take the earlier time: the publisher's clock may be ahead of ours.
         since = min(lease.claim.message, round(received * 1_000_000)) if lease is not None else 0
         kept = endings.final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
@@ -301,7 +303,7 @@ def _renew(leases: list[Holding]) -> None:
 
 child_lease_renewer = ChildLeaseRenewer()
 
-# States in `/proc`; empty if there is no process.
+# States in `/proc/<pid>/stat`; empty if there is no such process.
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
@@ -310,6 +312,7 @@ def _state_of(pid: int) -> str:
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]
+    # There is no `/proc` on macOS.
     with suppress(OSError):
         os.kill(pid, 0)
         return "R"
@@ -337,7 +340,7 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Acknowledge at once. After the bodies of all due messages, it is too late for some brokers."""
+    """As `call_soon`, but acknowledge before the bodies of other due messages: some brokers would not wait so long."""
     if getattr(function, "__name__", "") == "ack_log_error":
         # Celery repeats a failed acknowledgement later.
         with suppress(Exception):
