@@ -64,6 +64,7 @@ def options_of(task: Any) -> options.LockOptions:
 
 
 def request_class_of(task: Any) -> type[Any]:
+    """Our class of requests, joined with the user's or another base's."""
     ours = options.base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
@@ -118,7 +119,7 @@ def check_worker(app: Celery, pool: type) -> None:
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat that cannot work. Celery's own schedulers have no lease."""
+    """End a beat that cannot work. Celery's own schedulers have no lease, and need only tasks whose class is right."""
     tasks = options.lockable(app)
     _checked.add(app)
     if not has_lease:

@@ -28,12 +28,12 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# By server: the end of that time, and the store and the problem of the error.
+# By server: the end of that time, and the store and the problem to report.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# If an error were raised here, a canvas or a retry would hang. So a call with such an option is sent, and fails there.
+# If an error were raised here, a canvas or a retry would hang. So a call with one of these is sent, and its run fails.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -113,7 +113,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
     # In the other queue modes, the mark of a retried call ended when its body began.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
-    # A requeued call brings its notes and its mark.
+    # A requeued call, which has `tries`, keeps its notes and its mark.
     if not notes.tries:
         _note_call(task, notes, key, task_id)
         notes.marked = counts_as_queued

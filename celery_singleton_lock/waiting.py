@@ -191,7 +191,7 @@ class WaitingMessages(StartStopStep):
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
-        # Not by Celery's timer, which would delay the worker's stop, and cannot cancel the call under gevent.
+        # Not by Celery's timer, which would delay the worker's stop, and cannot cancel a repeated call under gevent.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
             self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
@@ -231,6 +231,7 @@ class WaitingMessages(StartStopStep):
 
     def _drop_cancelled(self) -> None:
         self._cancelled += 1
+        # Only the timer of an event loop has a list.
         entries: Any = getattr(self._timer, "_queue", None)
         if not isinstance(entries, list) or self._cancelled < len(entries) / 2:
             return

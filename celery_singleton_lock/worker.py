@@ -149,7 +149,7 @@ class SingletonRequest(Request):
 
     @property
     def lease(self) -> Holding | None:
-        # The child reports the error.
+        # The message may carry anything. The child reports the error.
         with suppress(Exception):
             if self.task.is_lockable and self.key is not None:
                 token = self.request_dict[DELIVERY][0]
@@ -239,6 +239,7 @@ class SingletonRequest(Request):
             lease.report_lost(lost or "expired")
 
     def _is_redelivered(self) -> bool:
+        """Whether Celery delivers or publishes the message of a dead child again."""
         task = self.task
         is_rejected = task.acks_late and task.reject_on_worker_lost
         has_retries = task.max_retries is None or (self.request_dict.get("retries") or 0) < task.max_retries
@@ -275,9 +276,10 @@ class ChildLeaseRenewer:
             self._thread.submit(partial(self._look, pause), pause)
 
     def _look(self, pause: float) -> None:
-        # By server: otherwise a silent one would fail all renewals.
+        # By server: otherwise a silent server would prevent the renewals at others.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
+            # One task's wrong settings must not prevent the renewals of others.
             with suppress(Exception):
                 if (lease := request.find_late_lease()) is not None:
                     late.setdefault(lease.store.servers.part_of(lease.key), []).append(lease)
