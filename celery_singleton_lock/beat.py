@@ -1,8 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 A *slot* is a moment at which an entry is due. The leader claims a slot in the store, sends the entry, and records the
-slot as sent. The next leader continues from there: a slot that came due in between is sent once, late. A slot that was
-claimed, but not recorded as sent, is sent again, with the same task id.
+slot as sent. The next leader continues from there. A slot that was claimed, but not recorded as sent, is sent again
+with the same task id.
 """
 
 import os
@@ -28,10 +28,10 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder,
 from celery_singleton_lock.stores.redis.store import Store
 
 _LOOKS_PER_TTL = 5
-_LONGEST_PAUSE = 1.0  # seconds between two ticks while another beat leads, or the store is silent
-# Seconds between two lines about a silent store, and between two records of the leader.
+_LONGEST_PAUSE = 1.0  # seconds between two tries to lead, or to ask a silent store
+# Seconds between log lines about a silent store, and between records of the leader.
 _INTERVAL = 60.0
-# Begins the entry under which a leader records itself.
+# Prefix of the entry under which a leader records itself.
 _LEADER = "\x1f"
 
 
@@ -45,12 +45,11 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Holding | None = None
     _fence = 0
     _records_again_at = _logs_again_at = 0.0
-    # The slot that is being sent, its messages, and those that failed.
     _slot: Slot | None = None
     _messages = _failures = 0
-    # The entry with its next run, as Celery has made it before sending the present one.
+    # What `reserve` returned for the entry that is being sent.
     _reserved: Any = None
-    # On a standby: the leader's fence, and whether the schedules have yet to be compared.
+    # On a standby: the leader's fence, and whether to compare the schedules.
     _follows = 0
     _compares = False
 
@@ -72,18 +71,18 @@ class SingletonSchedulerMixin(Scheduler):
                 log.warning("beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
-        # Tick so often that a lost lease is seen before another beat may lead.
+        # A lost lease must be seen before another beat may lead.
         return min(pause, options.beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's, from the recorded slots; at the take-over, after a change of the schedule, and once a minute."""
-        # Read once: each access to a schedule in a database may be a query.
+        """As Celery's, from the recorded slots."""
+        # Read once: with a schedule in a database, each access may be a query.
         schedule = self.schedule
         now = time.time_ns() // 1000
         recorded = settings.store_of(self.app).slots(self._slots)
         for name, entry in schedule.items():
             slot = recorded.pop(name, None) or self._begun(name, entry, now)
-            # Our slot may be newer: recording it failed, or the entry was removed and has come back.
+            # The slot in memory is newer if recording it failed.
             self._known[name] = max(slot, self._known.get(name, slot), key=lambda slot: slot.sent)
             entry.last_run_at = self._last_run(entry, self._known[name], now)
         for name in recorded:
@@ -94,7 +93,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
-        """As Celery's, but an entry is not due while its slot cannot be claimed: Celery would count it as run."""
+        """As Celery's, but no entry is due while its slot cannot be claimed. Otherwise Celery would count it as run."""
         state = super().is_due(entry)
         self._slot = None
         if not state[0]:
@@ -109,7 +108,7 @@ class SingletonSchedulerMixin(Scheduler):
         return schedstate(is_due=False, next=_LONGEST_PAUSE)
 
     def reserve(self, entry: Any) -> Any:
-        """As Celery's, which calls this before `apply_entry`."""
+        """As Celery's. The entry is kept for `apply_entry`."""
         self._reserved = super().reserve(entry)
         return self._reserved
 
@@ -133,7 +132,7 @@ class SingletonSchedulerMixin(Scheduler):
             return
         self._known[entry.name] = sent
         if self._reserved is not None and self._reserved.name == entry.name:
-            # Celery read the clock earlier: an heir, which knows only `sent`, would compute other due times and ids.
+            # The next leader knows only `sent`, and would otherwise compute other due times and ids.
             self._reserved.last_run_at = _last_run_of(self._reserved, sent.sent)
         try:
             self._record(sent)
@@ -144,7 +143,7 @@ class SingletonSchedulerMixin(Scheduler):
         """As Celery's, but count failures, which Celery only logs."""
         if (slot := self._slot) is not None:
             due = _moment(slot.due).isoformat()
-            # Every beat computes the same task ids. The number distinguishes the messages of one slot.
+            # Every beat must compute the same task ids. The number distinguishes the messages of one slot.
             number = f" {self._messages}" if self._messages else ""
             self._messages += 1
             task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
@@ -155,7 +154,7 @@ class SingletonSchedulerMixin(Scheduler):
         try:
             return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
-            # A duplicate that was refused is no failure, and must not be sent later.
+            # A refused duplicate is no failure, and must not be sent later.
             self._failures += not isinstance(error.__context__, LockHeld)
             raise
 
@@ -172,10 +171,10 @@ class SingletonSchedulerMixin(Scheduler):
         return slot if settings.store_of(self.app).change_slot(self._slots, "claim", slot) else None
 
     def _begun(self, name: str, entry: Any, now: int) -> Slot:
-        """The slot at which a new entry begins; earlier ones are not sent."""
+        """Record where a new entry begins. Earlier slots are not sent."""
         begins = min(_microseconds(entry.last_run_at), now)
         if hasattr(entry.schedule, "clocked_time") and not entry.total_run_count:
-            # Otherwise a clocked entry that is added after its moment would count as sent.
+            # Otherwise a clocked entry that is added after its time would count as sent.
             begins = min(begins, _microseconds(_due_of(entry)) - 1)
         slot = Slot(name, max(0, begins), self._fence, sent=max(0, begins))
         self._record(slot)
@@ -188,7 +187,7 @@ class SingletonSchedulerMixin(Scheduler):
         if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
             last = max(last, own)
         if last > now and hasattr(entry.schedule, "run_every"):
-            # The last leader's clock was ahead, or ours was set back: slots until `last` would count as sent.
+            # The last leader's clock was ahead, or ours was set back. Slots until `last` would count as sent.
             last = now
             self._known[slot.entry] = Slot(slot.entry, now, self._fence, sent=now)
             self._record(self._known[slot.entry])
@@ -205,14 +204,14 @@ class SingletonSchedulerMixin(Scheduler):
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
-            # The lease may be ours, but a beat that does not know which slots were sent must not lead.
+            # The lease may have been granted, but a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         self._logs_again_at = 0.0
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        # If the clock of the store was set back, its fences are lower than those of earlier leaders.
+        # If the store's clock was set back, the lease's fence may be lower than earlier ones.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
         self._lease = lease
         self._follows = 0
@@ -221,11 +220,10 @@ class SingletonSchedulerMixin(Scheduler):
         return True
 
     def _stand_by(self, leader: Holder) -> None:
-        """Log once who leads, and once how the two schedules differ."""
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
-            # Compare no schedule of a database: it may change between two beats' reads.
+            # A schedule in a database may change between the reads of two beats.
             self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
             log.info("beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if not self._compares:
@@ -249,7 +247,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = None
 
     def _logs_again(self) -> bool:
-        """True at once, and then once a minute, because a store may refuse us for days."""
+        """True at most once a minute."""
         if clock() < self._logs_again_at:
             return False
         self._logs_again_at = clock() + _INTERVAL
@@ -265,7 +263,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads now, and the last leader's record, whose `sent` is when it was last seen."""
+    """Whether a beat leads now, and the last leader's record, whose `sent` is when that leader was last seen."""
     key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
@@ -289,14 +287,14 @@ def _due_of(entry: Any) -> datetime:
 
 
 def _last_run_of(entry: Any, microseconds: int) -> datetime:
-    # Before Celery 5.7, a crontab counts in the zone of its last run, and an interval in a zone with summer time may be
-    # an hour too long or too short.
+    # Celery before 5.7 computes in the zone of the last run. A crontab needs its own zone. An interval needs UTC, or it
+    # would be an hour wrong when summer time begins or ends.
     zone = timezone.get_timezone(entry.schedule.tz) if hasattr(entry.schedule, "remaining_delta") else UTC
     return _moment(microseconds).astimezone(zone)
 
 
 def _clone(original: Any) -> Any:
-    # copy.copy() would call `__reduce__`, which is wrong for the entries of other schedulers.
+    # copy.copy() would call `__reduce__`, which is wrong for entries of other schedulers.
     clone = object.__new__(type(original))
     vars(clone).update(vars(original))
     return clone

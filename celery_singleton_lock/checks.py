@@ -34,7 +34,7 @@ _checked: WeakSet[Celery] = WeakSet()
 
 
 def check_definition(cls: type[Any], name: str) -> None:
-    # The class may have no name yet, and making a task would run the user's `__init__`.
+    # `cls()` would run the user's `__init__`.
     task = object.__new__(cls)
     vars(task)["name"] = name
     options.refuse([*_faults_in_task(task), *options.values_of(task)[1]])
@@ -45,7 +45,7 @@ def options_of(task: Any) -> options.LockOptions:
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Check the class again: Celery keeps a task that was refused, and gives it to the next caller.
+    # Check the class again: Celery keeps a refused task, and gives it to the next caller.
     found = [*settings.faults_in_settings(task.app), *_faults_in_task(task), *faults]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
@@ -74,7 +74,7 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will log the faults of all tasks; an error now would show only one."""
+    """Whether this process will log the faults of all tasks. An error now would show only one."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
@@ -162,7 +162,7 @@ def without_effect(task: Any) -> list[str]:
 
 def without_base(app: Celery) -> list[str]:
     found = []
-    # An annotation of "*" is for every task, also for a task that wants no lock.
+    # An annotation of "*" also reaches tasks that want no lock.
     of_all = _first_match_any(app.annotations) or {}
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
         names = [name for name in sorted(options.NAMES) if name not in of_all and hasattr(task.__class__, name)]
@@ -175,19 +175,18 @@ def without_base(app: Celery) -> list[str]:
 
 
 def faults_of(app: Celery) -> list[str]:
-    # Check a beat's settings, too: a worker may embed the beat, and `doctor` and Django run none.
+    # Check a beat's settings, too: a worker may embed the beat.
     of_beat = partial(keys.beat_key_of, app), partial(options.beat_ttl_of, app)
     of_tasks = [partial(getattr, task, "lock_options") for task in options.lockable(app)]
 
     def of_settings() -> None:
-        # In a function, so that a lazy value raises inside `_faults_in`.
+        # A function, so that `_faults_in` catches the error of a lazy value.
         options.refuse([*settings.faults_in_settings(app), *options.values_of(options.Lockable(), app)[1]])
 
     return _faults_in(app, of_settings, partial(options.logs_labels, app), *of_beat, *of_tasks)
 
 
 def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
-    """The faults of *app* in a worker with a pool of that kind, which takes messages from those *queues*."""
     if pool not in _CELERYS_POOLS:
         return [_NOT_OF_CELERY.format(pool, task.name) for task in options.lockable(app)[:1]]
     if pool != "celery.concurrency.prefork":
@@ -198,7 +197,7 @@ def faults_with(app: Celery, pool: str, queues: Container[str]) -> list[str]:
 
 
 def try_store(app: Celery, bound: float) -> None:
-    """Acquire, renew, wait for and release a key that nobody else uses; `StoreError` after *bound* seconds."""
+    """Try the store with a key that nobody else uses; `StoreError` after *bound* seconds."""
     # Open another store: pool processes would inherit the connections of the app's own.
     with closing(settings.open_store(app)) as store:
         if not store.is_of_one_process:
@@ -206,14 +205,15 @@ def try_store(app: Celery, bound: float) -> None:
 
 
 def trial_key(app: Celery) -> str:
-    """A key that nobody else uses. It has the name of a task: the store's user may have no rights on other keys."""
+    """A key that nobody else uses."""
+    # Use a task's name: the store's user may have no rights on other keys.
     names = (name for name in map(keys.lock_name_of_task, options.lockable(app)) if isinstance(name, str))
     name = keys.checked_name(next(names, keys.BEAT))
     return f"{keys.start_of_keys(options.prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
 
 
 def kind_of(pool: type) -> str:
-    """The Celery module that gives *pool* its `apply_async` and `on_apply`; the name of *pool* if it has its own."""
+    """The module of Celery's pool. A pool with an `apply_async` or `on_apply` of its own is not Celery's."""
     # Compare names: importing Celery's pools would load gevent and eventlet.
     for cls in getattr(pool, "__mro__", ()):
         if cls.__module__ in _CELERYS_POOLS:
@@ -236,7 +236,7 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
 
 
 def queue_of(app: Celery, task: Any) -> str | None:
-    """The queue to which calls of *task* go; None if a router has to see the call."""
+    """The queue of the task's calls; None if a router has to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (a user's router may raise anything)
@@ -247,11 +247,10 @@ def queue_of(app: Celery, task: Any) -> str | None:
 
 
 def _check_store(app: Celery) -> None:
-    """Try the store. Only log its silence, because it may come back."""
     try:
         try_store(app, BOUND)
     except StoreError as error:
-        # `StoreRefused` is both errors, and asking again does not help.
+        # `StoreRefused` is both errors, and does not pass by itself.
         if isinstance(error, ConfigurationError):
             raise
         text = (
@@ -270,7 +269,6 @@ def _faults_in(app: Celery, *checks: Callable[[], object]) -> list[str]:
         except ConfigurationError as error:
             faults.update(dict.fromkeys(options.as_set(app, str(error)).splitlines()))
         except Exception:  # noqa: BLE001 (it is logged)
-            # A router or a provider of passwords may work the next time.
             log.error("lock.check_failed", "a part of the check has failed, and the rest continues", exc_info=True)
     return list(faults)
 
@@ -279,5 +277,5 @@ def _end_if_faulty(faults: list[str]) -> None:
     for fault in dict.fromkeys(faults):
         log.critical("lock.misconfigured", "%s", fault)
     if faults:
-        # For another error Celery would log a traceback.
+        # Celery would log a traceback for another error.
         raise SystemExit(EX_FAILURE)

@@ -1,4 +1,4 @@
-"""Publishing a call: attach our notes, and in a queue mode look for an equal call first."""
+"""Publishes calls. In a queue mode, a call is published only if no equal call stands for it."""
 
 import os
 import socket
@@ -26,14 +26,14 @@ from celery_singleton_lock.runs.run import ASKING, Run
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
-# Seconds in which a silent store is not asked again, so a web page that sends ten calls waits for it once.
+# Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# By server: the end of that time, and what to report.
+# By server: the end of that time, and the store and the problem to report.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
-# Options of calls that somebody waits for: members of a canvas, callbacks, retries, and calls with callbacks.
+# Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# Options of calls in a canvas, and of retries: an error here would let these hang, so they are sent, and fail later.
+# If an error were raised here, a canvas or a retry would hang. So a call with one of these is sent, and its run fails.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -42,23 +42,22 @@ _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
 def options_by_name(
     task_id: Any = None, producer: Any = None, link: Any = None, link_error: Any = None, shadow: Any = None, **rest: Any
 ) -> dict[str, Any]:
-    """Options of `apply_async`, some of which Celery takes by position as well."""
     return {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error, "shadow": shadow, **rest}
 
 
 def _known_of(
     task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[message.Notes, str | None, Run | None]:
-    """The notes that the call has already; its key if that is known; and the run that publishes its own retry.
+    """The call's notes so far, its key if known, and the run that publishes its own retry.
 
-    A call keeps its key: serialising may have changed its arguments, or a deploy may have changed the code of its key.
+    A call keeps its key, because serialising or a deploy may have changed what its arguments make.
     """
     task_id = options.get("task_id")
     run = message.run_of(task.request) if options.get("retries") else None
     if run is not None and run.phase is not ASKING and str(task_id) == run.task_id:
         return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None, run
     headers = options.get("headers")
-    # Without a task id the call is new, even if a body has handed on its own headers.
+    # A call without a task id is new, even if a body has handed on its own headers.
     notes = message.Notes.of(headers if headers and isinstance(headers, Mapping) else None, task_id or "")
     dead = message.of_a_dead_run.get()
     if options.get("retries") and not notes.published:
@@ -80,25 +79,19 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 
 
 def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """Whether the worker makes the key, and the time of publication is all that has to be noted."""
+    """Whether the worker makes the key, so that only the time of publication has to be noted."""
     return (
         task._leaves_its_key  # noqa: SLF001 (ours)
         and are_plain(args or ())
         and (not kwargs or are_plain(kwargs.values()))
-        # Whatever `retry` and `replace` publish has options.
+        # `retry` and `replace` always publish with options.
         and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
 
 def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Callable[..., Any]) -> Any:
-    """Publish a call, unless another call with the same key stands for it; return the result of either.
-
-    Raises:
-        LockHeld: Another call stands for this one, and `lock_on_conflict` is `raise`.
-        StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
-        ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
-    """
-    # First, because this waits until another thread has bound the task. An unbound task has no request.
+    """Publish a call, or return the result of an equal call that stands for it."""
+    # Read `lock_options` first: reading waits until the task is bound. An unbound task has no request.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
     notes, key, run = _known_of(task, args, kwargs, options)
@@ -107,7 +100,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Leave the other errors to Celery, which alone knows of `typing=False` and of models.
+        # Raise no other error: Celery may accept the call, with `typing=False` or a pydantic model.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -117,11 +110,11 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
-    # A retry is queued only in `until_executed`: in the other modes the mark ends when the body begins.
+    # In the other queue modes, the mark of a retried call ended when its body began.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
+    # A requeued call, which has `tries`, keeps its notes and its mark.
     if not notes.tries:
-        # A requeued call brings its notes, and was marked, if at all, when it was first published.
         _note_call(task, notes, key, task_id)
         notes.marked = counts_as_queued
     if counts_as_queued and wanted.newest_wins and not (notes.newest or (notes.origin and notes.origin.had_lease)):
@@ -132,14 +125,14 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if problem and wanted.unique_in_queue:
             log.warning("lock.unmarked", "no lock key can be made (%s)", problem, task=task.name, task_id=sent.id)
         return sent
-    # A main process makes no label, because that runs user code.
+    # A label may need user code, which a main process must not run.
     label = "" if message.of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     call = _QueuedCall(task, notes, noted, label, bool(options.get("task_id")))
     return _ending_its_mark(task, key, call.publish(send))
 
 
 def queue_by(task: Task, options: Mapping[str, Any]) -> str:
-    """The queue of a call with these options; empty if a function in `task_routes` chooses it."""
+    """The queue of a call; empty if it cannot be known without calling a router."""
     try:
         wanted = {**task._get_exec_options(), **options}  # noqa: SLF001 (Celery merges them so)
         queue = wanted.get("queue")
@@ -167,9 +160,9 @@ class _WithoutTtl:
 
 
 def _send_again(task: Task, send: Callable[..., Any], **options: Any) -> Any:
-    """Send a message again, without the TTL that Celery derives from `expires`.
+    """Send without the message TTL that Celery derives from `expires`.
 
-    RabbitMQ drops a message in silence once its TTL is over, so the result would stay RETRY.
+    RabbitMQ would silently drop the message once that TTL is over, and the result would stay RETRY.
     """
     if options.get("expires", task.expires) is None:
         return send(**options)
@@ -179,11 +172,10 @@ def _send_again(task: Task, send: Callable[..., Any], **options: Any) -> Any:
 
 def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None:
     notes.task_id = message.text_of(task_id)
-    # A retry with new arguments has another key.
     notes.key = key
-    # A main process does not wait for the store.
+    # The main process must not wait for the store.
     if key and not notes.published and task.lock_options.newest_wins and not message.of_a_dead_run.get():
-        # Ask the store's clock: by the clocks of two publishers, an older call could win.
+        # Use the store's clock: by the clocks of two publishers, an older call could win.
         with suppress(SingletonLockError):
             notes.published = store_of(task.app).time(key) or 0
     notes.published = notes.published or time.time_ns() // 1000
@@ -193,7 +185,7 @@ def _note_call(task: Task, notes: message.Notes, key: str, task_id: Any) -> None
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
-    """Whether the last member of a header, or `celery.chord_unlock`, publishes this call as the body of its chord."""
+    # The body is published by the last member of the header, or by `celery.chord_unlock`.
     publisher = get_current_task()
     if publisher is None:
         return False
@@ -202,8 +194,6 @@ def _is_body_of_chord(task_id: Any) -> bool:
 
 
 class _QueuedCall:
-    """A call that is published only if no other call stands for it."""
-
     publish_mode: PublishMode = ""
     """How to mark a call that is sent in any case, because somebody waits for it."""
 
@@ -221,7 +211,7 @@ class _QueuedCall:
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
-            # A retry is older than whatever is queued by now.
+            # A retry is older than any call that is queued by now.
             self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
@@ -234,7 +224,7 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # If the store has failed, `_mark` ends what it may have left. A signal handler may raise at any moment.
+            # A signal handler may raise anywhere. After an error of the store, `_mark` itself has the mark removed.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -253,8 +243,8 @@ class _QueuedCall:
                 raise
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
-            # The request may still arrive after the call has ended. Then nothing would remove the mark. A retry keeps
-            # the cool-down that its first publishing has begun.
+            # The request may still arrive, and its mark would outlive the call.
+            # A retry keeps the cool-down of its first publication.
             ends = {"ends_cooldown": not self.is_retry, "may_arrive": True, "in_background": True}
             endings.unmark(self.store, self.key, self.task_id, **ends)
             self._allow_unmarked(error, log.warning)
@@ -273,7 +263,7 @@ class _QueuedCall:
             label=self.label,
             sent=self.publish_mode,
             queue=queue,
-            # A caller may use an id of its own again; the publication tells the two calls apart.
+            # A caller may reuse its own task id. The time of publication tells the calls apart.
             published=self.notes.first_published if self.has_own_id or wanted.newest_wins else 0,
             due_for=due_for,
             newest=wanted.newest_wins,
@@ -302,11 +292,11 @@ class _QueuedCall:
         self._report_unpublished(found)
         result: AsyncResult = task.AsyncResult(found.task_id)
         result.ignored = bool(self.options.get("ignore_result", task.ignore_result))
-        # A call that has left only a cool-down has ended. Its result may have expired.
+        # If only the cool-down of a call is left, the call has ended, and its result may have expired.
         is_over = wanted.mode == "until_executed" and found.state == "cooldown"
         is_there = endings.has_result(task, found) and not (is_over and endings.final_result(task, result.id) is None)
         if not (result.ignored or is_there):
-            # Otherwise `get` would wait for ever. End like a call that is sent and skipped.
+            # Otherwise `get` would wait for ever.
             state, value = states.SUCCESS, wanted.skip_result
             if not wanted.skips_with_result:
                 state, value = states.REVOKED, self._revoked(result.id, ", and its result cannot be read here")
@@ -318,7 +308,7 @@ class _QueuedCall:
         return endings.CallRevoked(text, self.key, holder_task_id, "unpublished")
 
     def _revoke_unsent(self, found: Holder) -> None:
-        """Store REVOKED under the id that the caller has chosen, so that nobody waits for it."""
+        """Store REVOKED under the task id that the caller has chosen: somebody may wait for it."""
         is_ignored = self.options.get("ignore_result") or message.DUE_HEADER in self.options["headers"]
         if is_ignored or self.task_id == found.task_id or endings.why_unreadable(self.task):
             return
@@ -331,7 +321,6 @@ class _QueuedCall:
         name = self.task.name
         log.tell_of_conflict(self.key, None, found, "unpublished")
         count(self.store, self.key, "conflicts", name, "unpublished")
-        # An id that was made here is not reported: the caller has never seen it.
         call = _facts_of(self.task_id if self.has_own_id else "", self.label)
         record(self.store, self.key, "conflict", "unpublished", name, call, found.task_id)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=found, outcome="unpublished")
@@ -340,13 +329,13 @@ class _QueuedCall:
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
-    """Let `revoke` of the *result* end the mark: the next call may be published before a worker hears of it."""
+    """Make `result.revoke()` end the mark at once, not when a worker hears of it."""
     if not isinstance(result, AsyncResult) or isinstance(result, EagerResult):
         return result
     task_id = result.id
 
     def revoke(*args: Any, **options: Any) -> None:
-        # Use another object of the same id: this function and *result* would keep each other alive.
+        # A closure over *result* would be a reference cycle.
         task.AsyncResult(task_id).revoke(*args, **options)
         endings.unmark(store_of(task.app), key, message.text_of(task_id))
 
@@ -359,7 +348,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds: until the mark ends; from the due time to `expires` (0 if `lock_queue_ttl` ends first); until due."""
+    """Seconds: until the mark ends; from due to `expires`, or 0 if `lock_queue_ttl` ends the mark first; until due."""
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl

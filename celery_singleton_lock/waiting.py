@@ -1,7 +1,7 @@
 """Messages that wait for their turn in the main process of a worker, in Celery's timer.
 
-A message whose run was refused leaves the timer at its time, or earlier if its turn is woken. A new message waits here
-at once if other calls of its key are in this worker, because its run would be refused. The `Line` takes a turn for it.
+A refused message waits until its countdown ends or its turn is woken. A new message waits if other calls of its key are
+in this worker, because its run would be refused.
 """
 
 import socket
@@ -35,24 +35,22 @@ from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
-# Seconds in which a revoked call leaves the line. Celery alone would notice only at the end of the countdown.
+# Seconds. Celery itself notices a revoked call only when its countdown ends.
 _LOOK_FOR_REVOKED = 1.0
-# Seconds that a started run has to ask for its lock.
+# Seconds after which a started run has probably asked for its lock.
 _ASKS_WITHIN = 1.0
-# Seconds for which the pool `solo` holds back woken messages after a redelivered one, to read those behind it.
+# In the pool `solo`: seconds in which no woken message starts after a redelivery.
 _READS_FOR = 1.0
-# Seconds until a redelivered message asks by itself in the pool `solo`.
+# In the pool `solo`: seconds until a redelivered message starts without its turn.
 _ASKS_AFTER = 10.0
 
 
 @dataclass(eq=False)
 class Waiting(InLine):
-    """A message in line, and what Celery's timer would do with it."""
-
     messages: "WaitingMessages"
     request: Any
     go: Callable[[], Any]
-    entry: Any = None  # of the timer
+    entry: Any = None
 
     def come(self) -> None:
         self.messages.woken.append(self)
@@ -67,14 +65,13 @@ class Waiting(InLine):
         return True
 
     def is_expected(self) -> bool:
-        # The last call that went to the pool has yet to ask for the place that looks free.
+        # The only place just looks free if the last call that went to the pool has yet to ask for it.
         last = self.messages.last_in_pool.get(self.claim.key)
-        # With several places, another may be free.
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
 
 class WaitingMessages(StartStopStep):
-    """The messages that wait in a consumer for their turns. The strategies of tasks use this step as their timer."""
+    """The strategies of tasks use this step as the consumer's timer."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -85,7 +82,6 @@ class WaitingMessages(StartStopStep):
         self.call_soon = consumer.call_soon
         self._line = Line()
         self.waiting = set[Waiting]()
-        # By key, the last call that has gone to the pool.
         self.last_in_pool: WeakValueDictionary[str, RequestInTurn] = WeakValueDictionary()
         self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self.woken = deque[Waiting]()
@@ -99,7 +95,6 @@ class WaitingMessages(StartStopStep):
         return getattr(self._timer, name)
 
     def start(self, _: Any = None) -> None:
-        """From now on, start messages when their turns are woken."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
         if self._hub is not None:
@@ -107,7 +102,6 @@ class WaitingMessages(StartStopStep):
             self._hub.add_reader(hears, self._hear, hears)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
-        # A worker that ends softly starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
     def stop(self, _: Any = None) -> None:
@@ -119,7 +113,7 @@ class WaitingMessages(StartStopStep):
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:
-            # This ends the thread that listens there.
+            # `close` alone would not wake the thread that listens.
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
@@ -132,7 +126,6 @@ class WaitingMessages(StartStopStep):
             self._line.remove(each)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
-        """As the timer, but sooner if the message's turn is woken."""
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
             one = args[0].in_line()
@@ -142,18 +135,18 @@ class WaitingMessages(StartStopStep):
         self.waiting.add(waiting)
         message = one.claim.channel, one.claim.message
         if (other := self._latest.get(message)) is not None and other in self.waiting:
-            # The broker has redelivered a message that waits here, and not every broker marks a redelivery.
+            # This is a redelivery, even if the broker has not marked it.
             for each in (waiting, other):
                 each.request.expect_copies()
         self._latest[message] = waiting
-        # First join the line: if *at* has passed, the timer calls `_go` at once, and `_go` leaves the line.
+        # Join the line first: the timer may call `_go` at once, which leaves the line.
         self._line.add(waiting)
         if self._is_solo and args[0].delivery_info.get("redelivered"):
-            # Bodies run in this thread. The messages behind this one, with earlier turns, would stay unread meanwhile.
+            # A body would run in this thread, and messages with earlier turns would stay unread.
             now = time.monotonic()
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
-            # If its countdown has ended meanwhile, it would leave the line, and ask out of order.
+            # Otherwise a message whose countdown has ended would ask before those with earlier turns.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
         # Weak: a cancelled entry stays in the timer until its time, and would keep the message.
@@ -162,9 +155,8 @@ class WaitingMessages(StartStopStep):
         return waiting.entry
 
     def _go(self, known: "ref[Waiting]", *_: Any) -> None:
-        """Start the message, unless it has started already, because its turn was woken as its time came."""
         if (waiting := known()) is not None and waiting in self.waiting:
-            # A consumer that stops in another thread may forget the message meanwhile.
+            # Not `remove`: `stop` may clear the set in another thread.
             self.waiting.discard(waiting)
             self._line.remove(waiting)
             if isinstance(request := waiting.request, RequestInTurn):
@@ -173,7 +165,6 @@ class WaitingMessages(StartStopStep):
             waiting.go()
 
     def requests_of(self, task: Any) -> type[Any]:
-        """The class for requests of the task: ours if new calls may wait here. A refusal would only give them turns."""
         given: type[Any] = task.Request
         try:
             options = task.lock_options
@@ -181,13 +172,12 @@ class WaitingMessages(StartStopStep):
             return given
         takes_turns = policies.POLICIES[options.on_conflict].takes_turns and options.mode == "while_executing"
         is_patient = options.wait_timeout is None or options.wait_timeout >= policies.REFUSED.first
-        # With quorum queues the prefetch count is fixed, so a message that waits here would keep out another.
+        # With quorum queues the prefetch count is fixed, so waiting messages would keep out others.
         if not (task.is_lockable and takes_turns and is_patient) or broker_delays(task.app):
             return given
         return type("Request", (RequestInTurn, given), {"messages": self})
 
     def meets_others(self, request: "RequestInTurn", key: str) -> bool:
-        """Whether calls of its key are in the pool or in line. If not, remember that the request goes to the pool."""
         last = self.last_in_pool.get(key)
         if self._ends and ((last is not None and last.is_in_pool) or self._line.has(store_of(request.app), key)):
             return True
@@ -201,7 +191,7 @@ class WaitingMessages(StartStopStep):
                 end.send(b".")
 
     def _look_for_revoked(self) -> None:
-        # Not on Celery's timer: the worker would stop a second late, and under gevent the look could not be cancelled.
+        # Not by Celery's timer, which would delay the worker's stop, and cannot cancel a repeated call under gevent.
         if not self._looks_for_revoked:
             self._looks_for_revoked = True
             self._line.submit(self._wake_revoked, _LOOK_FOR_REVOKED)
@@ -219,7 +209,6 @@ class WaitingMessages(StartStopStep):
             pass
 
     def _hear(self, hears: socket.socket) -> bool:
-        """Start the messages that were woken; False if this end is closed."""
         received = b""
         with suppress(OSError):
             received = hears.recv(4096)
@@ -229,7 +218,6 @@ class WaitingMessages(StartStopStep):
         return bool(received)
 
     def _go_early(self, waiting: Waiting) -> None:
-        """Let the timer start the message now, in the timer's own thread."""
         # Cancel before the message starts: some timers kill what they cancel.
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
@@ -237,12 +225,13 @@ class WaitingMessages(StartStopStep):
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
+        # Even at once, only the timer's own thread may start the message.
         seconds = max(0.0, self._reads_until - time.monotonic())
         self._timer.call_after(seconds, partial(self._go, ref(waiting)), (waiting.request,))
 
     def _drop_cancelled(self) -> None:
-        """Drop an event loop's cancelled timer entries once they are half of all."""
         self._cancelled += 1
+        # Only the timer of an event loop has a list.
         entries: Any = getattr(self._timer, "_queue", None)
         if not isinstance(entries, list) or self._cancelled < len(entries) / 2:
             return
@@ -254,21 +243,19 @@ class WaitingMessages(StartStopStep):
 
 
 class RequestInTurn(SingletonRequest):
-    """A request whose message may wait here before its run has asked for the lock."""
-
     messages: WaitingMessages
     _in_line: InLine | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # The run finds the same error, and reports it.
+        # The run reports the same error.
         with suppress(Exception):
             way = self._way_of_new()
             if way and self.key is not None and (self.messages.meets_others(self, self.key) or way == "copy"):
                 self._stand_in_line(may_be_copy=way == "copy")
 
     def _way_of_new(self) -> str:
-        """`first` or `copy` if the message shows no earlier request for the lock; otherwise empty."""
+        """`first` or `copy` for a message that has not asked for the lock before; otherwise empty."""
         message, notes = Context(self._request_dict, called_directly=False), self._notes()
         if notes.refused_at or notes.newest or notes.marked or notes.joins or message.eta:
             return ""
@@ -284,27 +271,23 @@ class RequestInTurn(SingletonRequest):
             self._eta = datetime.now(UTC) + timedelta(seconds=delay)
 
     def in_line(self) -> InLine | None:
-        """The message's entry in the line, also before its run has asked."""
         return self._in_line or super().in_line()
 
     @property
     def is_in_pool(self) -> bool:
-        """The message was sent to the pool, and its run has not ended."""
         return self in state.reserved_requests
 
     @property
     def has_asked(self) -> bool:
-        """The run has had time to ask for the lock."""
         return time.monotonic() - self._accepted_at > _ASKS_WITHIN
 
     def note_turn(self) -> None:
-        """Write the turn that was taken here into the notes of the message, where its run finds it."""
         if self._in_line is not None and (claim := self._in_line.claim).rank:
             noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
             self._request_dict[HEADER] = {**self._notes().header(), **noted}
 
     def report(self, conflict: Conflict) -> None:
-        """Report the conflict as its run would, but send no signal, because receivers are the user's code."""
+        """Report the conflict as its run would, but send no signal: receivers are user code."""
         key, holder, outcome = conflict.key, conflict.first, "rescheduled"
         log.tell_of_conflict(key, text_of(self.id), holder, outcome)
         count(store_of(self.app), key, "conflicts", self.task.name, outcome)

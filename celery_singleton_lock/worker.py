@@ -1,7 +1,6 @@
 """The main process of a worker: its start, its requests, and the loss of its broker.
 
-The main process makes the token of each run, and sends it with the request. With the token it can release the lease of
-a child that was killed, and renew the lease of a child whose body lets no other thread run.
+The main process makes the token of each run. With the token it can renew or release the lease of a child.
 """
 
 import os
@@ -37,10 +36,10 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# A child renews every third of a ttl. After this part of a ttl without a renewal it needs help.
+# Fraction of the TTL without a renewal. A child renews every third of the TTL.
 _NEEDS_HELP_AFTER = 0.4
 _ROUNDS_PER_TTL = 8
-_RENEWAL_BOUND = 2.0
+_RENEWAL_BOUND = 2.0  # seconds
 
 
 class Start(Step):
@@ -50,7 +49,7 @@ class Start(Step):
 
     def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
         check_worker(worker.app, worker.pool_cls)
-        # A beat in a worker could only end itself, and the worker would go on without it.
+        # An embedded beat could end only itself, and the worker would go on without a beat.
         if beat and _has_our_scheduler(worker):
             check_beat(worker.app, has_lease=True)
         super().__init__(worker, beat=beat, **kwargs)
@@ -74,13 +73,13 @@ def singleton_store(state: Any, bound: float = 0.5, held: str = "", **_: Any) ->
     """
     try:
         with closing(settings.open_store(state.app)) as store:
-            has_prefix = held.startswith(keys.start_of_keys(options.prefix_of(state.app)))
             answer: dict[str, Any] = {}
             if not store.is_of_one_process:
                 try_store(state.app, bound)
                 answer["ahead"] = Inventory(store).latency(bound)[1]
             if held:
-                answer["sees"] = has_prefix and bool(store.holders(held))
+                has_our_prefix = held.startswith(keys.start_of_keys(options.prefix_of(state.app)))
+                answer["sees"] = has_our_prefix and bool(store.holders(held))
             return answer
     except (ConfigurationError, StoreError) as error:
         return {"problem": options.as_set(state.app, str(error))}
@@ -96,14 +95,14 @@ class SingletonRequest(Request):
         eventer = self._eventer
         sends_events = False
         if eventer and eventer.enabled and self._task.send_events:
-            # A dispatcher with task events off has the group "worker"; an empty set means all.
+            # With task events off, the only group is "worker". No group means all.
             sends_events = not eventer.groups or "task" in eventer.groups
         message = self._request_dict
-        # A plain tuple: the name of a class would travel with each message.
+        # A plain tuple, because pickle would add the class name of a `Delivery` to each message.
         message[DELIVERY] = new_token(), clock(), sends_events, self._content_type, hidden_in(message)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        # Not Celery's `time_start`: the wall clock may be set.
+        # Monotonic, unlike Celery's `time_start`, which jumps with the wall clock.
         self._accepted_at = time_accepted
         super().on_accepted(pid, time_accepted)
         # A pool runs all tasks in children, or none.
@@ -117,7 +116,7 @@ class SingletonRequest(Request):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         error = exc_info.exception
         if isinstance(error, ExceptionWithTraceback):
-            # The pool's own errors stay wrapped: only pickling unwraps.
+            # The pool's own errors are still wrapped: only pickling unwraps them.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(is_redelivered=self._is_redelivered(), has_died=True)
@@ -133,12 +132,12 @@ class SingletonRequest(Request):
         super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        # First: the caller may publish the next call as soon as the end is stored.
+        # First: once the end is stored, the caller may publish the next call.
         self._unmark(has_begun=terminated)
         super()._announce_revoked(reason, terminated, signum, expired)
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
-        """Keep the stored end of a call whose worker shuts down: Celery would store RETRY over it."""
+        """Keep a stored result: Celery would store RETRY over it as the worker shuts down."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
         lease = self.lease
         # Take the earlier time: the publisher's clock may be ahead of ours.
@@ -150,14 +149,13 @@ class SingletonRequest(Request):
             self.task.backend.store_result(self.id, kept["result"], kept["status"], **about)
 
     def _notes(self) -> Notes:
-        # The child reports notes that cannot be read.
+        # The child reports unreadable notes.
         with suppress(ConfigurationError):
             return Notes.of(self.request_dict, self.id)
         return Notes()
 
     @property
     def lease(self) -> Holding | None:
-        """The child's lease as far as the main process can know it."""
         # The message may carry anything. The child reports the error.
         with suppress(Exception):
             if self.task.is_lockable and self.key is not None:
@@ -169,23 +167,19 @@ class SingletonRequest(Request):
 
     @cached_property
     def key(self) -> str | None:
-        """The lock key; None if only user code can make it, or if the arguments make none."""
         with suppress(Exception):
             known: str | None = self.task.lock_key_in(self._notes())
             return known or self.task.lock_key_without_user_code(self.args, self.kwargs)
         return None
 
     def expect_copies(self) -> None:
-        """Note for the run that its message was delivered more than once."""
         self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
-        """As `entry_in_line`; None if the message waits for no turn."""
         notes = self._notes()
         return self.entry_in_line() if notes.rank or notes.waits_as_next else None
 
     def entry_in_line(self) -> InLine | None:
-        """The message's entry in the line; None if its lock cannot be known here."""
         lease = self.lease
         if lease is None:
             return None
@@ -202,12 +196,11 @@ class SingletonRequest(Request):
         return self.worker_pid not in (None, os.getpid())
 
     def find_late_lease(self) -> Holding | None:
-        """The child's lease, if its heartbeat should have renewed it by now."""
         options = self.task.lock_options
-        # With `kill`, a child that cannot renew its lease has to die.
+        # With `kill`, a child that cannot renew has to die.
         if options.on_lost == "kill" or not self._runs_in_a_child():
             return None
-        # A dead child needs no help, and a stopped one may stay stopped for ever.
+        # A stopped child may never continue, so its lease must expire.
         runs_for_long = time.monotonic() - self._accepted_at > options.ttl * _NEEDS_HELP_AFTER
         return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
@@ -216,23 +209,23 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or lease is None:
             return
         options = self.task.lock_options
-        # The cool-down of a dead run must not keep out the same call when its message comes again.
+        # A cool-down would keep out the same call when its message comes again.
         if options.min_hold_on_failure and not (options.unique_in_queue or is_redelivered):
             lease.claim.min_hold = options.min_hold
         pending = lease.pending_release()
         if has_died:
             pending.release = partial(self._release_and_tell, lease, is_lost=interrupt.has_fired(pid, clock()))
         pending.may_release = lambda: _state_of(pid) in _DEAD
-        # The child may have died during its acquire, which may arrive later.
+        # An acquire that the child sent as it died may still arrive.
         pending.may_arrive = True
         background.submit(pending)
         if not is_redelivered:
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release a dead child's lease. Report the death, and the loss if the lease's timer has killed the child."""
+        """Release a dead child's lease. *is_lost*: the lease's timer killed the child."""
         try:
-            # Remember the holder: the release deletes its entry, and a survey hides an expired one.
+            # Keep the holder: when the release is repeated, the survey may no longer show it.
             holders = lease.store.survey([lease.key])[0].holders
             mine = next((holder for holder in holders if holder.token == lease.claim.token), None)
             self._held_at_death = died = mine or self._held_at_death
@@ -241,8 +234,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If the lease is lost, the run that has taken the place reports the death. But if the survey did not find the
-        # lease, our own earlier release has removed it, and only the answer was lost.
+        # If the lease is lost, the run that took its place reports the death. But if `mine` is None, our own earlier
+        # release has removed the lease.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -260,7 +253,6 @@ class SingletonRequest(Request):
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
 
     def _unmark(self, *, has_begun: bool) -> None:
-        """End the call's marks in the background; the cool-down of a run that had begun stays."""
         lease = self.lease
         if lease is not None:
             stays = has_begun and self.task.lock_options.min_hold_on_failure
@@ -270,18 +262,18 @@ class SingletonRequest(Request):
 
 def active_requests() -> list[SingletonRequest]:
     while True:
-        # Raised if the main thread changes the set meanwhile.
+        # The main thread may change the set meanwhile.
         with suppress(RuntimeError):
             return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
 
 
 class ChildLeaseRenewer:
-    """Renews the leases of pool children whose heartbeat cannot run, because a body holds the GIL in C."""
+    """Renews for children whose heartbeat cannot run, because their body holds the GIL in C."""
 
     _pause = float("inf")
 
     def __init__(self) -> None:
-        # Not `background`: its calls wait for silent stores, and would delay renewals.
+        # Not `background`, where a silent store would delay renewals.
         self._thread = Background()
 
     def start(self, ttl: float) -> None:
@@ -291,17 +283,17 @@ class ChildLeaseRenewer:
             self._thread.submit(partial(self._look, pause), pause)
 
     def _look(self, pause: float) -> None:
-        # By server: otherwise a silent one would fail the rest.
+        # By server: otherwise a silent server would prevent the renewals at others.
         late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
-            # A task with wrong settings, which its child reports, must not cost the others their renewal.
+            # One task's wrong settings must not prevent the renewals of others.
             with suppress(Exception):
                 if (lease := request.find_late_lease()) is not None:
                     late.setdefault(lease.store.servers.part_of(lease.key), []).append(lease)
         for leases in late.values():
             with suppress(Exception):
                 _renew(leases)
-        # A shorter ttl may have begun faster rounds.
+        # A shorter TTL may have started faster rounds.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
@@ -320,7 +312,7 @@ def _renew(leases: list[Holding]) -> None:
 
 child_lease_renewer = ChildLeaseRenewer()
 
-# The kernel's letters for the state of a process; empty if there is no such process.
+# States in `/proc/<pid>/stat`; empty if there is no such process.
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
 
@@ -329,7 +321,7 @@ def _state_of(pid: int) -> str:
     with suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return stat.rpartition(")")[2].split()[0]
-    # No such process, or no `/proc`.
+    # There is no `/proc` on macOS.
     with suppress(OSError):
         os.kill(pid, 0)
         return "R"
@@ -337,7 +329,7 @@ def _state_of(pid: int) -> str:
 
 
 class LostConnection(StartStopStep):
-    """After the loss of the broker, bodies go on, and their messages may be redelivered."""
+    """After the broker is lost, bodies go on and their messages may be redelivered."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -357,26 +349,25 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `call_soon`, but acknowledge at once: after the bodies of all due messages it is too late for some brokers."""
+    """As `call_soon`, but acknowledge before the bodies of other due messages: some brokers would not wait so long."""
     if getattr(function, "__name__", "") == "ack_log_error":
-        # If the acknowledgement fails, let Celery repeat it later.
+        # Celery repeats a failed acknowledgement later.
         with suppress(Exception):
             return function(*args, **kwargs)
     return call_soon(function, *args, **kwargs)
 
 
 def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Let these runs leave done markers: otherwise a copy that asks after the end runs again."""
+    """Let these runs leave done markers. Otherwise a copy that comes after the end would run."""
     silent: dict[Hashable, SingletonLockError] = {}
     for request in running:
         lease = request.lease
         if lease is None:
             continue
         part = lease.store.servers.part_of(lease.key)
-        # Let only the first run wait for a store that is away.
         if part not in silent:
             try:
-                # A limit of 0 grants no place.
+                # A limit of 0 grants no place, and only announces a copy.
                 lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
                 continue
             except SingletonLockError as error:
@@ -386,10 +377,10 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
 
 
 def _flush(pool: Any, jobs: dict[int, Any]) -> None:
-    """Flush as Celery does, but keep the jobs that run: an unacknowledged message would run once more.
+    """Flush, but keep running jobs, whose unacknowledged messages would otherwise run again.
 
-    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget jobs whose process has not reported a
-    start. As a worker stops, the process of a forgotten job waits 30 s in vain for its result to be read.
+    Celery before 5.7 forgets all jobs (celery/celery#8541), later versions jobs that have not reported a start. At a
+    stop, the process of a forgotten job would wait 30 s for its result to be read.
     """
     stops = state.should_stop is not None
     running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001
