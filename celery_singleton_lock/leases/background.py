@@ -1,4 +1,4 @@
-"""A thread for calls that may block and must hold up no renewal: repeated releases, receivers of signals, the log."""
+"""A thread for calls that may block, such as receivers of signals, so that no renewal waits for them."""
 
 import os
 from _queue import Empty, SimpleQueue
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_
 
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent server is not asked again: the releases at other servers would wait for it.
+# Seconds until a silent server is asked again. Releases at other servers would wait for it.
 _SILENCE = 1.0
 # Seconds after which a request without an answer has arrived, or never will.
 _UNDER_WAY = 3.0
@@ -32,7 +32,7 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # The queue in C: a signal handler may call `put`, and gevent and eventlet do not replace this class.
+        # A signal handler may call its `put`, and gevent and eventlet do not replace this class.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -43,7 +43,7 @@ class Background(DaemonThread):
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """As `submit`, without starting the thread."""
         if self._pid != os.getpid():
-            # The work is the parent's. uWSGI forks without Python's hooks.
+            # The parent does the work. uWSGI forks without Python's hooks.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -66,7 +66,7 @@ class Background(DaemonThread):
         greenlets = patched_by()
         if greenlets is None:
             return self._calls.get(timeout=timeout)
-        # A wait in the queue of C would stop all greenlets.
+        # A blocking `get` would stop all greenlets.
         give_up_at = clock() + timeout
         while self._calls.empty() and (left := give_up_at - clock()) > 0:
             greenlets.sleep(min(left, _LOOK_AGAIN))
@@ -81,13 +81,13 @@ background = Background()
 
 @dataclass(eq=False)
 class PendingRelease:
-    """The release of a lease, a turn or a mark, which is repeated until the store answers."""
+    """The release of a lease, a turn or a mark, repeated until the store answers."""
 
-    part: Callable[[], Part]  # finds the server that has the key, which a cluster may move
+    part: Callable[[], Part]  # finds the server of the key, which a cluster may move
     give_up_at: float  # on `clock()`
-    release: Callable[[], object]  # raises `StoreError` if the store has not answered
+    release: Callable[[], object]  # raises `StoreError` without an answer
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
-    # The acquire or the mark may arrive later than the release, so the release is repeated after its first answer.
+    # The request to undo may arrive after the release, so release again after the first answer.
     may_arrive: bool = False
 
     def __call__(self) -> None:
@@ -99,7 +99,7 @@ class PendingRelease:
                 background.submit(self, pause)
 
     def _try(self) -> float:
-        """Seconds until the next try; 0.0 if none is needed."""
+        """Returns seconds until the next try, or 0.0."""
         part = self.part()
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():
@@ -112,6 +112,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        # Only the first answer sets the end; without `min` each would postpone it.
+        # Without `min` each answer would postpone the end.
         self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE
