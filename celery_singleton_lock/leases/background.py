@@ -32,7 +32,7 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # A signal handler may call its `put`, and gevent and eventlet do not replace this class.
+        # `SimpleQueue.put` is safe in a signal handler, and gevent and eventlet do not replace it.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -41,9 +41,8 @@ class Background(DaemonThread):
         self.ensure()
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """As `submit`, without starting the thread."""
         if self._pid != os.getpid():
-            # The parent does the work. uWSGI forks without Python's hooks.
+            # Not by `os.register_at_fork`, because uWSGI forks without Python's hooks.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -87,7 +86,7 @@ class PendingRelease:
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` without an answer
     may_release: Callable[[], bool] = lambda: True  # False puts a try off
-    # The request to undo may arrive after the release, so release again after the first answer.
+    # The request to undo may arrive after the release, so release again.
     may_arrive: bool = False
 
     def __call__(self) -> None:

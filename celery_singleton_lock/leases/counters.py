@@ -1,4 +1,4 @@
-"""The counts of this process, and its events for the history. Both go to the store every five seconds, and at exit."""
+"""The counts and the history of this process, which go to the store every five seconds and at exit."""
 
 import atexit
 import json
@@ -18,7 +18,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _EVERY = 5.0
 _BOUND = 1.0
-# If a store is silent, the oldest beyond these are dropped.
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
 """How each event in the hash of the history begins. The field `last` is a number."""
@@ -31,7 +30,7 @@ BUCKETS = (*(f"{bound:g}" for bound in _UPPER_BOUNDS), "+Inf")
 """The names of the buckets, in the store and in the metrics."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
-"""The events that are counted. `acquired` sums the seconds waited, `held` the seconds held."""
+"""What is counted. `acquired` sums the seconds waited, `held` the seconds held."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
@@ -58,9 +57,9 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event. Call this only after `heartbeat.watch`, otherwise `count`, which checks for a fork.
+        """Count an event after `heartbeat.watch`. Elsewhere call `count`, which checks for a fork.
 
-        *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
+        *task* is empty for a `Lock`. *label* is the outcome or the reason, and *value* is in seconds.
         """
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
@@ -69,7 +68,7 @@ class Counters:
     def record(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Record an event for the history. *holder* is the task id of the call in the way."""
+        """*holder* is the task id of the call in the way."""
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
         self.ensure_own()
@@ -87,7 +86,6 @@ class Counters:
         self._will_flush = True
 
     def flush(self) -> None:
-        """Send all counts and events, and keep those of a silent store."""
         if self._pid != os.getpid():
             return
         with self._flushing:
@@ -104,7 +102,7 @@ class Counters:
             try:
                 (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
                 del self._unsent[store, key]
-                # A request during the flush may have opened a second connection, which would stay open.
+                # A request during the flush may have opened a second connection.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept, and sent in five seconds"

@@ -31,8 +31,8 @@ _NEVER = float("inf")
 class RenewalThread(DaemonThread):
     """Renews the leases of this process at one server.
 
-    Under gevent and eventlet this is a native thread with a client of its own, so that no greenlet can starve it. Its
-    greenlet writes the log and calls event loops, because their locks are for greenlets only.
+    Under gevent and eventlet this is a native thread, which no greenlet can starve. Its greenlet writes the log and
+    calls event loops, because their locks are for greenlets only.
     """
 
     is_native = True
@@ -47,7 +47,7 @@ class RenewalThread(DaemonThread):
             self._greenlet = Background(lambda: bool(self.watching))
             self._client = store.clone()
             self._client.on_clock_step = lambda seconds: self._call(partial(self._report_step, seconds))
-        # Weak, otherwise a lease that nobody can release would be renewed for ever.
+        # Weak, otherwise an abandoned lease would be renewed for ever.
         self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
@@ -75,13 +75,13 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        # Under gevent and eventlet the thread stays, otherwise nobody would close the event loop of its client.
+        # Under gevent and eventlet the thread stays, because nobody else closes the event loop of its client.
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
-        # A thread that has ended was removed, and may be started again.
+        # An ended thread was removed, and may be started again.
         _threads.setdefault(self._where, self)
-        # Set this before `watched`, because a lease that is added later must wake this thread.
+        # Before `watched`, because a lease that is added later must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -110,10 +110,10 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # Without an unanswered request, a renewal may work even after the deadline.
+            # Unless a renewal was unanswered, the next one may work even after the deadline.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Renew leases that are due soon, too, otherwise each lease would cost a request.
+        # Renew leases that are due soon, too, otherwise each would cost a request.
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 
@@ -123,7 +123,7 @@ class RenewalThread(DaemonThread):
         left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # Otherwise the lease would be reported as late while it waits for its answer.
+            # Otherwise the lease would count as late before the answer.
             holding.next_renewal = sent_at + bound
         try:
             answers = self._client.renew([holding.claim for holding in holdings], bound)
@@ -152,7 +152,7 @@ class RenewalThread(DaemonThread):
         background.submit(partial(log.warning, "lock.clock", text, store=self._address, step=seconds))
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
-        # In the background, because a log handler may block, and would delay renewals.
+        # A log handler may block, and would delay renewals.
         self._call(partial(background.submit, partial(write, *line, **fields)))
 
     def _call(self, call: Callable[[], object]) -> None:
@@ -163,7 +163,7 @@ class RenewalThread(DaemonThread):
             self._greenlet.put(call)
 
 
-# By pid, because a forked child has none of these threads. By server, because a silent one would delay the others.
+# By pid, because a forked child has none of these threads. By server, because a silent one must not delay others.
 _threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
 

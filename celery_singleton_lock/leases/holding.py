@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.redis.store import Store
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl. The server's clock may run slightly faster than ours, so count on less than a ttl.
+# Parts of a ttl. The server's clock may run slightly faster than ours.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002
@@ -88,7 +88,7 @@ class Holding:
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: RenewalThread | None = None
-    is_unsure: bool = False  # the last renewal got no answer, and may have worked
+    is_unsure: bool = False  # the last renewal got no answer
     _told_late_for: float = 0.0
     is_unanswered: bool = False  # released while a request may still reach the store
     takes: int = 1  # how many releases give it back
@@ -96,7 +96,7 @@ class Holding:
     marker: records.Marker = "unknown"
     _stopped_at: float = 0.0
     _is_reported: bool = False
-    # Weak, otherwise a claim and its view would keep each other alive until the garbage collector runs.
+    # Weak, otherwise only the garbage collector would free a claim and its view.
     _view: "ref[Lease] | None" = None
 
     def __init__(
@@ -107,7 +107,6 @@ class Holding:
         deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
-        # Set on the instance, because a class default is slower to read.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
@@ -119,7 +118,7 @@ class Holding:
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.task_id or None
         self._sender = sender
-        # Empty for a `Lock`, otherwise each name of a lock would be one more counter.
+        # Empty for a `Lock`, otherwise each name of a lock would add a counter.
         self.task_name: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self.deadman = deadman
@@ -174,16 +173,12 @@ class Holding:
         return answer
 
     def stand_in_line(self) -> None:
-        """From now on, a refusal also gives a turn in line."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
         self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """Wait in line for at most *timeout* seconds after a refusal, and return the last answer.
-
-        Without a grant, or after an exception, call `release` to give back the turn.
-        """
+        """Wait in line for *timeout* seconds. Without a grant, or after an exception, call `release`."""
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
         with bell(self.store, self.claim.channel) as wait:
@@ -208,14 +203,13 @@ class Holding:
             record(self.store, self.key, "holder_died", "", died_task, died)
             count(self.store, self.key, "holder_died", died_task)
             count(self.store, self.key, "taken_over", self.task_name)
-        # A task has logged its wait at INFO, so log the end of the wait, too.
+        # A task has logged at INFO that it waits.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             told: dict[str, Any] = {"fence": self.fence, "took_over": grant.took_over, "waited": self.waited}
             log.write(level, "lock.acquired", key=self.key, task_id=self.task_id, **told)
 
     def report_granted(self) -> None:
-        """Count and signal the grant. The release is then reported, too."""
         self._is_reported = True
         counters.add(self.store, self.key, "acquired", self.task_name, "", self.waited)
         if signals.lock_acquired.receivers:
@@ -266,7 +260,7 @@ class Holding:
             # A person's request outranks that of a successor.
             self.lost_reason = reason
         state = ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST
-        # It may be asked to stop twice, or have been released meanwhile.
+        # The holder may be asked twice, or have released meanwhile.
         if state in _LEADS_TO[self.state]:
             self.state = state
             self.report_lost(reason)
@@ -275,7 +269,7 @@ class Holding:
         # Set the reason first, because `_on_lost` and receivers read it.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
-            # If a step below hangs, the kernel kills this process, and its parent reports the loss.
+            # If a step below hangs, the kernel kills this process.
             self.deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
         try:
             if self._on_lost is not None:
@@ -308,7 +302,7 @@ class Holding:
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release. After the last one, True tells the caller to call `give_back`."""
+        """Count a release. True tells the caller to call `give_back`."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise errors.SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
@@ -322,7 +316,7 @@ class Holding:
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
-            # Stop first, because the store may grant the key to another holder before its answer comes.
+            # Stop first, because the store may grant the key to another holder before it answers.
             self.stop_keeping()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)

@@ -1,8 +1,8 @@
 """End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
-In the main thread a signal handler raises it, even during a sleep or a blocking read. In another thread CPython raises
-it between two bytecodes, and in a greenlet the hub does. Event loops of asyncio cancel the body's tasks first, because
-a loop would only log an exception that hits a callback.
+In the main thread a signal handler raises it, even during a blocking read. In another thread CPython raises it between
+two bytecodes, and in a greenlet the hub does. Tasks of asyncio are cancelled first, because a loop would only log an
+exception in a callback.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 Loop = asyncio.AbstractEventLoop
 
-# Applications rarely use real-time signals. glibc uses the first few itself, and macOS has none.
+# A real-time signal that applications rarely use. macOS has none, and glibc uses the first few.
 _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
 # `signal.getsignal` is slow, because it makes an enum.
 _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
-# Seconds that each try waits for event loops to answer, and then sleeps.
+# Seconds that each try waits for event loops, and then sleeps.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
 # In these first tries nothing is raised while a loop is silent, or cancelled tasks may be ending.
 _CAREFUL_TRIES = 5
-# Seconds to clean up before the log says that the body goes on.
+# Seconds that a body has to clean up before the log warns.
 _TOLD_AFTER = 10.0
 
 _sent: deque["Interrupt"] = deque()
@@ -53,7 +53,7 @@ _sent: deque["Interrupt"] = deque()
 class Interrupt:
     """Interrupts the body in its `with` block, at most once."""
 
-    # The body may have caught the exception, or the cancellation of its tasks.
+    # The body may have caught the exception or the cancellation.
     delivered = False
     _has_reached_its_thread = False
     _thread: int | None = None
@@ -75,13 +75,12 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may have raised the error after the body. The next run in this thread would get it.
+            # `_insist` may have raised the error after the body, and the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
 
     def on_lost(self, lease: "Holding", reason: LostReason) -> None:
-        """Raise `LockLost` in the body unless a timer is about to kill the process."""
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
         with self._guard:
@@ -113,7 +112,7 @@ class Interrupt:
         asked = list[Loop]()
         for loop in _loops_that_run():
             if loop is not self._outer_loop:
-                # The loop may be closed at this moment, and may be any library's.
+                # The loop may just have been closed.
                 with suppress(Exception):
                     loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
                     asked.append(loop)
@@ -154,7 +153,7 @@ class Interrupt:
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise the error. Called in the body's thread, or in the hub of its greenlet."""
+        """Raise the error, in the body's thread or in the hub of its greenlet."""
         # Not under the guard: a signal handler that interrupts `__exit__` would deadlock.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
@@ -185,7 +184,6 @@ class Interrupt:
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops of all threads, which only the garbage collector knows."""
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
@@ -240,8 +238,7 @@ _NO_TIMER = ctypes.c_void_p(-1).value
 # `struct sigevent`: a value, the signal, and SIGEV_SIGNAL.
 _KILL = struct.pack("Pii48x", 0, signal.SIGKILL, 0)
 
-# The pid and the deadline of each process. Forked processes share this memory, so that the main process can report
-# children that the timer has killed.
+# The pid and the deadline of each process. The main process shares this memory, to report children that were killed.
 _ENTRY = struct.Struct("qd")
 _ENTRIES = 1 << 16
 _deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
@@ -269,7 +266,7 @@ class DeadMan:
         self._timer = ctypes.c_void_p(_NO_TIMER)
 
     def arm(self, deadline: float) -> None:
-        """Kill this process at *deadline*, on CLOCK_BOOTTIME. Raises `ConfigurationError` if no timer is left."""
+        """Kill this process at *deadline*, on CLOCK_BOOTTIME."""
         if self._over:
             return
         timer = ctypes.byref(self._timer)
@@ -292,7 +289,7 @@ class DeadMan:
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process now. `has_fired` will be False, because the loss was reported already."""
+        """Kill this process. `has_fired` stays False, because the loss was reported already."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 

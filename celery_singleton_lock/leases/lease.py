@@ -100,7 +100,6 @@ class Lease:
 
 
 def is_undone(result: Any) -> bool:
-    """Whether *result* is work that is still to be done, such as a coroutine."""
     return hasattr(type(result), "__await__") or isinstance(result, (GeneratorType, AsyncGeneratorType))
 
 
@@ -151,8 +150,8 @@ class Hold:
         return [hold for known in holds.get() if (hold := known()) is not None]
 
     def remember(self) -> None:
-        # If a signal handler raises between the grant and the `with` block, nobody releases the lease. Only the weak
-        # reference lets it run out.
+        # If a signal handler raises before the `with` block, nobody releases the lease. The weak reference lets it
+        # run out.
         known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
         holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
 
@@ -169,7 +168,7 @@ class Hold:
 
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
-# Contexts are copied, so a context may list released holds, and holds of another thread or task.
+# Contexts are copied, and may list released holds, or holds of another thread or task.
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 
@@ -179,8 +178,8 @@ def has_locked(key: str) -> bool:
     return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in Hold.known())
 
 
-# In an event loop. Our own threads ask the store, because the loop's executor may be busy. If a coroutine is
-# cancelled, its request goes on, and a lease that the request is granted is given back.
+# Threads of our own ask the store, because the event loop's executor may be busy. If a coroutine is cancelled, its
+# request goes on, and the lease is then given back.
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
@@ -233,7 +232,7 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
             try:
                 await rung.wait()
             finally:
-                # A pending alarm would keep the caller's context alive, and the leases in that context.
+                # A pending alarm would keep the caller's context and its leases alive.
                 alarm.cancel()
             rung.clear()
             answer = await requests.acquire()
@@ -254,8 +253,8 @@ class _Requests:
         """Run *call* in a thread, to its end even if this coroutine is cancelled."""
         loop, lease = self._loop, self._lease
         self._last = request = _submit(call)
-        # If the loop is closed before the answer, nobody else releases the lease. A callback that refers to `self`
-        # would keep the lease alive until the garbage collector runs.
+        # Nobody else releases the lease if the loop is closed. A callback that refers to `self` would keep the lease
+        # alive until the garbage collector runs.
         request.add_done_callback(lambda _: _give_back(lease) if loop.is_closed() else None)
         return await asyncio.shield(asyncio.wrap_future(request))
 
@@ -269,10 +268,9 @@ class _Requests:
         return self._lease.acquire()
 
     def give_back_last(self) -> None:
-        """Release the lease after the request under way, without waiting for it."""
         if (last := self._last) is not None:
-            # In the background, because the garbage collector may close a coroutine in a thread that has the lock of a
-            # future or of the pool. Waiting for that lock here would be a deadlock.
+            # In the background: the garbage collector may close a coroutine while its thread has the lock of a future,
+            # and to wait for that lock would be a deadlock.
             give_back = partial(_give_back, self._lease)
             background.submit(lambda: last.add_done_callback(lambda _: _submit(give_back)))
 

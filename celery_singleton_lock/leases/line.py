@@ -1,12 +1,16 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock`, or a run that keeps its slot, waits at a `bell`. Messages wait in the main process of a worker, in its `Line`.
-Wakes get lost and holders die, so the first turn of each lock also looks by itself.
+A `Lock`, or a run in its slot, waits at a `bell`. A message waits in the `Line` of its worker's main process. Wakes may
+be lost, so the first turn of each lock also looks by itself.
+
+The states of a turn:
 
     COMING   its run was refused, and its message is on the way to a worker
     WAITING  a process listens for it
     WOKEN    a place is free for it, so its call should ask within three seconds
     UNHEARD  a wake was in vain, so others are woken instead, but the turn keeps its position
+
+What leads from a state to the next:
 
     COMING   its `Line` looks, and no place is free               WAITING
     COMING   a wake is heard, or its `Line` finds a place free    WOKEN
@@ -44,21 +48,21 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# Scripts publish `free` to wake a turn. At any other word, such as `near`, the thread looks.
+# The message that wakes a turn. At any other, such as `near`, the thread looks.
 _FREE = "free"
 _SOON = 2.0
-# Seconds until the next look after a message has gone to the pool. Another place may be free.
+# Seconds until the next look after a message has gone to the pool.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a waiter gives its subscription. A waiter that asked earlier could miss a wake.
+# Seconds that a waiter gives its subscription before it asks, otherwise it could miss a wake.
 _LISTENS_WITHIN = 2.0
 
 
 @dataclass(eq=False)
 class InLine:
-    """A waiting message. A subclass says what happens when its turn comes."""
+    """A waiting message."""
 
     store: Store
     claim: Claim
@@ -78,7 +82,7 @@ class InLine:
         return True
 
     def is_expected(self) -> bool:
-        """Whether another run of this worker is about to take the place that a new message finds free."""
+        """Whether another run of this worker is about to take the free place."""
         return False
 
 
@@ -107,9 +111,8 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 def _looks_again_in(position: Position | Conflict, claim: Claim, store: Store) -> float:
     if position.is_near:
-        # No script runs when a cool-down or a dead holder's lease ends, so look at that moment.
+        # No script runs when a cool-down or a dead holder's lease ends.
         return min(_SOON, max(_SHORTEST, position.free_in))
-    # Without the right to subscribe, the process does not hear `near`.
     return _SOON if store.listener.is_refused else claim.ttl
 
 
@@ -129,7 +132,6 @@ def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
     """Yield `wait(seconds)`, which ends early if *channel* rings, or has rung since the last wait."""
 
     def ring(_: str) -> None:
-        # A full socket has woken its reader already, and a closed one has none.
         with suppress(OSError):
             rings.send(b".")
 
@@ -190,7 +192,6 @@ class Line(Background):
             if text == _FREE:
                 self._wake(one)
             else:
-                # The turn may have been woken before this process listened.
                 self.put(partial(self._look, one))
 
     def _look(self, one: InLine) -> None:
@@ -201,7 +202,7 @@ class Line(Background):
         try:
             pause = self._act_on(one.store.look(one.claim), one, lock)
         except SingletonLockError:
-            # New messages have no turn to lose. Their runs ask, and report the error if it persists.
+            # New messages have no turn to lose, and their runs report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
@@ -224,13 +225,13 @@ class Line(Background):
         return _AT_ONCE
 
     def _begin_turn(self, one: InLine, conflict: Conflict, lock: _OfOneLock) -> None:
-        # The store has just searched for another run of the message.
+        # The store has just searched for copies.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # The next new message has lost the free place, too. `lock.first` would walk all messages for each new one.
+        # The next new message has lost the place, too. `lock.first` would walk all messages each time.
         for each in islice(lock.found_free, 1):
             self.put(partial(self._look, each))
 
