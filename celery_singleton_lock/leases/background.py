@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_
 
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds until a silent server is asked again. Releases at other servers would wait for it.
+# Seconds for which a silent server is not asked, otherwise releases at other servers would wait.
 _SILENCE = 1.0
 # Seconds after which a request without an answer has arrived, or never will.
 _UNDER_WAY = 3.0
@@ -82,10 +82,10 @@ background = Background()
 class PendingRelease:
     """The release of a lease, a turn or a mark, repeated until the store answers."""
 
-    part: Callable[[], Part]  # finds the server of the key, which a cluster may move
+    part: Callable[[], Part]  # the server of the key, which a cluster may move
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` without an answer
-    may_release: Callable[[], bool] = lambda: True  # False puts a try off
+    may_release: Callable[[], bool] = lambda: True
     # The request to undo may arrive after the release, so release again.
     may_arrive: bool = False
 

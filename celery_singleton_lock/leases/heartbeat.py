@@ -22,7 +22,6 @@ _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
 # Seconds, enough to connect first.
 _LONGEST_RENEWAL = 5.0
-# Seconds, for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
 _MOST_LINES = 10  # in the log, for each beat
 _NEVER = float("inf")

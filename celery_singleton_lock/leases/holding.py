@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # Parts of a ttl. The server's clock may run slightly faster than ours.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
-_DRIFT_FLOOR = 0.002
-# Also a part of a ttl.
+_DRIFT_FLOOR = 0.002  # seconds
+# A part of a ttl, too.
 _LATE_AFTER = 1 / 4
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
@@ -203,7 +203,6 @@ class Holding:
             record(self.store, self.key, "holder_died", "", died_task, died)
             count(self.store, self.key, "holder_died", died_task)
             count(self.store, self.key, "taken_over", self.task_name)
-        # A task has logged at INFO that it waits.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             told: dict[str, Any] = {"fence": self.fence, "took_over": grant.took_over, "waited": self.waited}

@@ -61,12 +61,12 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether this process has it now: neither released nor lost, and before its deadline."""
+        """Whether this process has the lease now: neither released nor lost, and before its deadline."""
         return self._holding.remaining() > 0.0
 
     @property
     def lost(self) -> bool:
-        """Whether it ended before its release, or its holder was asked to stop."""
+        """Whether the lease ended before its release, or its holder was asked to stop."""
         return self._holding.lost_reason is not None
 
     @property

@@ -10,7 +10,7 @@ The states of a turn:
     WOKEN    a place is free for it, so its call should ask within three seconds
     UNHEARD  a wake was in vain, so others are woken instead, but the turn keeps its position
 
-What leads from a state to the next:
+What leads from one state to another:
 
     COMING   its `Line` looks, and no place is free               WAITING
     COMING   a wake is heard, or its `Line` finds a place free    WOKEN
