@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_
 
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent server is not asked, otherwise releases at other servers would wait.
+# Seconds for which a silent server is not asked again, otherwise releases at other servers would wait.
 _SILENCE = 1.0
 # Seconds after which a request without an answer has arrived, or never will.
 _UNDER_WAY = 3.0
@@ -32,7 +32,7 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # `SimpleQueue.put` is safe in a signal handler, and gevent and eventlet do not replace it.
+        # From `_queue`, in C: its `put` is safe in a signal handler, and gevent and eventlet replace only `queue`'s.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -42,7 +42,7 @@ class Background(DaemonThread):
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
         if self._pid != os.getpid():
-            # Not by `os.register_at_fork`, because uWSGI forks without Python's hooks.
+            # After a fork the queued calls are the parent's. uWSGI by default calls no hook of `os.register_at_fork`.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -82,11 +82,11 @@ background = Background()
 class PendingRelease:
     """The release of a lease, a turn or a mark, repeated until the store answers."""
 
-    part: Callable[[], Part]  # the server of the key, which a cluster may move
+    part: Callable[[], Part]  # asked before each try, because a cluster may move the key
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` without an answer
     may_release: Callable[[], bool] = lambda: True
-    # The request to undo may arrive after the release, so release again.
+    # An acquire or a mark without an answer may arrive after its release, which is then repeated.
     may_arrive: bool = False
 
     def __call__(self) -> None:
@@ -98,7 +98,7 @@ class PendingRelease:
                 background.submit(self, pause)
 
     def _try(self) -> float:
-        """Returns seconds until the next try, or 0.0."""
+        """Returns seconds until the next try, or 0.0 if none is needed."""
         part = self.part()
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():

@@ -20,7 +20,7 @@ _EVERY = 5.0
 _BOUND = 1.0
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
-"""How each event in the hash of the history begins. The field `last` is a number."""
+"""How each event in the hash of the history begins. The only other field, `last`, is a number."""
 # The history leaves out calls that go on, and copies.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
@@ -30,11 +30,11 @@ BUCKETS = (*(f"{bound:g}" for bound in _UPPER_BOUNDS), "+Inf")
 """The names of the buckets, in the store and in the metrics."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
-"""What is counted. `acquired` sums the seconds waited, `held` the seconds held."""
+"""What is counted. The value of `acquired` is the seconds waited, that of `held` the seconds held."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
-    """The key for all locks with the prefix of *key*. The fields of `stats` are `<what>:<label>:<task>`."""
+    """The hash for all locks with the prefix of *key*. Each field of `stats` is a sum, `<what>:<label>:<task>`."""
     return key.partition("{")[0] + what
 
 
@@ -45,7 +45,7 @@ class Counters:
         self.ensure_own()
 
     def ensure_own(self) -> None:
-        """Forget the counts of a parent process, which sends them."""
+        """Forget the counts of a parent process, which sends them itself."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -57,7 +57,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event after `heartbeat.watch`. Elsewhere call `count`, which checks for a fork.
+        """Count an event. Call this only after `heartbeat.watch`, otherwise `count`, which checks for a fork.
 
         *task* is empty for a `Lock`. *label* is the outcome or the reason, and *value* is in seconds.
         """
@@ -131,7 +131,7 @@ class Counters:
 
 
 def _taken_from(events: deque[Any]) -> list[Any]:
-    # Other threads only append, so taking this many is no race.
+    # Other threads only append, so at least this many are there.
     return [events.popleft() for _ in range(len(events))]
 
 
