@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
-# Seconds, enough to connect first.
+# Seconds for a renewal, which may have to connect first, and for one after the deadline.
 _LONGEST_RENEWAL = 5.0
 _LATE_RENEWAL = 1.0
 _MOST_LINES = 10  # in the log, for each beat
@@ -30,8 +30,8 @@ _NEVER = float("inf")
 class RenewalThread(DaemonThread):
     """Renews the leases of this process at one server.
 
-    Under gevent and eventlet this is a native thread, which no greenlet can starve. Its greenlet writes the log and
-    calls event loops, because their locks are for greenlets only.
+    Under gevent and eventlet this is a native thread with a client of its own, so that no greenlet can starve it. A
+    greenlet writes the log and calls event loops, because only greenlets may take their locks.
     """
 
     is_native = True
@@ -78,7 +78,7 @@ class RenewalThread(DaemonThread):
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
-        # An ended thread was removed, and may be started again.
+        # A thread that ends removes itself below, and may be started again.
         _threads.setdefault(self._where, self)
         # Before `watched`, because a lease that is added later must wake this thread.
         self._wakes_at = _NEVER
@@ -109,7 +109,8 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # Unless a renewal was unanswered, the next one may work even after the deadline.
+            # A renewal after the deadline may still work: perhaps a main process has renewed the lease, or nobody has
+            # taken the key. Without an answer, nobody knows.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too, otherwise each would cost a request.
@@ -122,7 +123,7 @@ class RenewalThread(DaemonThread):
         left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # Otherwise the lease would count as late before the answer.
+            # Otherwise a lease that waits for the answer would count as late.
             holding.next_renewal = sent_at + bound
         try:
             answers = self._client.renew([holding.claim for holding in holdings], bound)
@@ -146,8 +147,8 @@ class RenewalThread(DaemonThread):
             self.remove(holding)
 
     def _report_step(self, seconds: float) -> None:
-        text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-        # Not by `_call`, whose greenlet has ended if there are no leases.
+        text = "the store's clock jumped: it was set, or a new master's clock differs; leases may end early or late"
+        # Not by `_call`, because without leases its greenlet has ended, and would write nothing.
         background.submit(partial(log.warning, "lock.clock", text, store=self._address, step=seconds))
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
@@ -162,7 +163,8 @@ class RenewalThread(DaemonThread):
             self._greenlet.put(call)
 
 
-# By pid, because a forked child has none of these threads. By server, because a silent one must not delay others.
+# By pid, because a forked child has none of these threads. By server, because a silent server must not delay the
+# renewals at others.
 _threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
 

@@ -28,11 +28,11 @@ from celery_singleton_lock.stores.redis.store import Store
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl. The server's clock may run slightly faster than ours.
+# Parts of a ttl. A lease is certain for a little less, because the server's clock may run faster than ours.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002  # seconds
-# A part of a ttl, too.
+# A part of a ttl. A renewal that is late by less is not worth a line in the log.
 _LATE_AFTER = 1 / 4
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
@@ -49,7 +49,7 @@ class State(IntEnum):
     ASKING = 1  # a request is under way, or got no answer
     QUEUED = 2  # it has a turn
     HELD = 3
-    ASKED_TO_STOP = 4
+    ASKED_TO_STOP = 4  # but it still has its lease
     LOST = 5  # but the store may still have it
     RELEASED = 6
 
@@ -78,9 +78,10 @@ class Holding:
     """A claim and its state. The heartbeat renews it once granted.
 
     Arguments:
-        on_lost: Called when the holder has to stop, and when the lease is lost. Renewals wait for it.
-        deadman: Kills this process at the deadline.
-        sender: The task or `Lock` that sends the signals. With None, only deaths are counted.
+        on_lost: Called once when the holder has to stop, and once when the lease is lost. It must not block, because
+            renewals wait for it.
+        deadman: Kills this process at the deadline, which each renewal moves.
+        sender: The task or `Lock` that sends the signals. None sends no signal, and counts only deaths.
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)
@@ -88,7 +89,7 @@ class Holding:
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: RenewalThread | None = None
-    is_unsure: bool = False  # the last renewal got no answer
+    is_unsure: bool = False  # the last renewal got no answer, so it may have worked or not
     _told_late_for: float = 0.0
     is_unanswered: bool = False  # released while a request may still reach the store
     takes: int = 1  # how many releases give it back
@@ -107,6 +108,7 @@ class Holding:
         deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
+        # On the instance, because these are read most, and a class default is slower to read.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
@@ -153,6 +155,7 @@ class Holding:
 
     @property
     def time_left(self) -> float:
+        """Seconds for which this process keeps others out, even if it is asked to stop."""
         return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
 
     def remaining(self) -> float:
@@ -178,7 +181,7 @@ class Holding:
         self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """Wait in line for *timeout* seconds. Without a grant, or after an exception, call `release`."""
+        """Wait in line for at most *timeout* seconds. Without a grant, or after an exception, call `release`."""
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
         with bell(self.store, self.claim.channel) as wait:
@@ -217,6 +220,7 @@ class Holding:
     # While it is held.
 
     def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, before the request: otherwise the deadline could be later than the store's."""
         self.deadline = sent_at + self.ttl * _CERTAIN - _DRIFT_FLOOR
         self.next_renewal = sent_at + self.ttl * _RENEWED_AFTER
         self.is_unsure = False
@@ -224,14 +228,14 @@ class Holding:
             self.deadman.arm(self.deadline)
 
     def answered(self, answer: Renewal, sent_at: float) -> errors.LostReason | None:
-        """Returns why the lease is lost, or why the holder has to stop."""
+        """Returns why the lease is lost, or why the holder has to stop; None if neither."""
         reason = _REASONS[answer]
         if reason is None or reason in errors.REASONS_TO_STOP:
             self.renewed(sent_at)
         return reason
 
     def lateness(self, now: float) -> float:
-        """Seconds by which its renewal is late, or 0.0 if that was logged."""
+        """Seconds by which the renewal is late, or 0.0 if it is in time, or the delay was logged before."""
         if now < self.next_renewal <= self.deadline:
             return 0.0
         late = now - min(self.next_renewal, self.deadline)
@@ -268,7 +272,7 @@ class Holding:
         # Set the reason first, because `_on_lost` and receivers read it.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
-            # If a step below hangs, the kernel kills this process.
+            # If a step below hangs, the kernel kills this process, and its parent reports the loss.
             self.deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
         try:
             if self._on_lost is not None:

@@ -1,8 +1,10 @@
 """End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
-In the main thread a signal handler raises it, even during a blocking read. In another thread CPython raises it between
-two bytecodes, and in a greenlet the hub does. Tasks of asyncio are cancelled first, because a loop would only log an
-exception in a callback.
+In the main thread a signal handler raises the exception, which also ends a sleep or a blocking read. In another thread
+CPython raises it between two bytecodes, so only after a sleep or a call into C. In a greenlet the hub raises it.
+
+An event loop of asyncio only logs an exception that hits a callback, and the body would go on. So each loop cancels the
+tasks of the body. In the thread of a loop an exception is raised only if the loop is silent for some seconds.
 """
 
 import asyncio
@@ -42,7 +44,7 @@ _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
 # Seconds that each try waits for event loops, and then sleeps.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# In these first tries nothing is raised while a loop is silent, or cancelled tasks may be ending.
+# In the first tries nothing is raised while a loop is silent, or cancelled tasks may be ending.
 _CAREFUL_TRIES = 5
 # Seconds that a body has to clean up before the log warns.
 _TOLD_AFTER = 10.0
@@ -53,9 +55,9 @@ _sent: deque["Interrupt"] = deque()
 class Interrupt:
     """Interrupts the body in its `with` block, at most once."""
 
-    # The body may have caught the exception or the cancellation.
+    # The exception was raised, or tasks were cancelled. The body may have caught it.
     delivered = False
-    _has_reached_its_thread = False
+    _has_reached_its_thread = False  # this ends the tries
     _thread: int | None = None
     _greenlet: Any = None
     _error: LockLost | None = None
@@ -65,7 +67,8 @@ class Interrupt:
         thread = threading.get_ident()
         if patched_by() is not None:
             self._greenlet = sys.modules["greenlet"].getcurrent()
-            self._call_in_hub = call_in_hub()  # gevent's thread pool has hubs of its own
+            # Here, because each thread of gevent's pool has a hub of its own.
+            self._call_in_hub = call_in_hub()
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
@@ -81,6 +84,7 @@ class Interrupt:
                     _raise_in(thread, None)
 
     def on_lost(self, lease: "Holding", reason: LostReason) -> None:
+        # A `DeadMan` kills the process of a lost lease.
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
         with self._guard:
@@ -112,7 +116,7 @@ class Interrupt:
         asked = list[Loop]()
         for loop in _loops_that_run():
             if loop is not self._outer_loop:
-                # The loop may just have been closed.
+                # The loop may be of any library, and may just have been closed.
                 with suppress(Exception):
                     loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
                     asked.append(loop)
@@ -153,7 +157,7 @@ class Interrupt:
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise the error, in the body's thread or in the hub of its greenlet."""
+        """Raise the error in the body. Its thread calls this, or the hub of its greenlet."""
         # Not under the guard: a signal handler that interrupts `__exit__` would deadlock.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
@@ -179,11 +183,12 @@ class Interrupt:
     def _tell_if_it_goes_on(self) -> None:
         if self._thread is not None and self._error is not None:
             who = {"key": self._error.key, "task_id": self._lease.task_id, "reason": self._error.reason}
-            why = "it has caught its interruption" if self.delivered else "nothing could be raised in it yet"
-            log.warning("lock.goes_on", "the body goes on after it was to end: %s", why, **who)
+            why = "it has caught the exception, or cleans up" if self.delivered else "it could not be interrupted yet"
+            log.warning("lock.goes_on", "the body should have ended, and still runs: %s", why, **who)
 
 
 def _loops_that_run() -> Iterator[Loop]:
+    # Only the garbage collector knows the loops of all threads.
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
@@ -257,7 +262,7 @@ def has_fired(pid: int, at: float) -> bool:
 
 
 class DeadMan:
-    """Timers are scarce, so call `disarm`."""
+    """A kernel timer that kills this process. Timers are scarce, so call `disarm`."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
