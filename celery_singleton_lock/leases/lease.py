@@ -41,7 +41,8 @@ class Lease:
 
     Attributes:
         key: The lock key.
-        token: Proof of this acquisition, new for each. It is no secret, but must not be reused.
+        token: Proof of this acquisition, new for each. Anybody with the token and write access to the store can release
+            the lock, so no log should show it.
         ttl: Seconds the lease lasts without renewal.
         fence: A number greater than that of any earlier lease on the key.
         acquired_at: When it was granted, by the store's clock, in UTC.
@@ -75,14 +76,15 @@ class Lease:
         return self._holding.lost_reason
 
     def remaining(self) -> float:
-        """Seconds for which the lease is certainly ours, or 0.0 once it is lost or released."""
+        """Seconds for which this process certainly has the lease. 0.0 once it is lost or released."""
         return self._holding.remaining()
 
     def check(self) -> None:
-        """Return if the lease is ours now. Asks the store if the deadline has passed.
+        """Raise unless this process has the lease now. Ask the store if the deadline has passed without a renewal.
 
         Raises:
-            LockLost: The lease is not ours, or the store has not answered within a second.
+            LockLost: The lease is lost or released, its holder was asked to stop, it belongs to the parent process, or
+                the store has not answered within a second.
         """
         self._holding.check()
 
@@ -100,6 +102,7 @@ class Lease:
 
 
 def is_undone(result: Any) -> bool:
+    """Whether *result* stands for work that would be done after the lock of the call is released."""
     return hasattr(type(result), "__await__") or isinstance(result, (GeneratorType, AsyncGeneratorType))
 
 
@@ -150,8 +153,8 @@ class Hold:
         return [hold for known in holds.get() if (hold := known()) is not None]
 
     def remember(self) -> None:
-        # If a signal handler raises before the `with` block, nobody releases the lease. The weak reference lets it
-        # run out.
+        # If a signal handler raises between the grant and the `with` block, nobody releases the lease. The weak
+        # reference lets the lease run out.
         known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
         holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
 
@@ -198,7 +201,7 @@ async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
 
 
 async def release_in_loop(lease: "Holding", *, may_wait: bool = True) -> None:
-    """As `lease.release`. A coroutine that is being closed must not wait."""
+    """As `lease.release`. A coroutine that is being closed must not wait, and may have no loop any more."""
     requests = _Requests(lease) if may_wait else None
     if lease.let_go():
         # Before the first `await`, otherwise the lease could be released twice.
@@ -253,8 +256,8 @@ class _Requests:
         """Run *call* in a thread, to its end even if this coroutine is cancelled."""
         loop, lease = self._loop, self._lease
         self._last = request = _submit(call)
-        # Nobody else releases the lease if the loop is closed. A callback that refers to `self` would keep the lease
-        # alive until the garbage collector runs.
+        # If the loop is closed before the answer, this coroutine never goes on to release the lease. A callback that
+        # refers to `self` would keep the lease alive until the garbage collector runs.
         request.add_done_callback(lambda _: _give_back(lease) if loop.is_closed() else None)
         return await asyncio.shield(asyncio.wrap_future(request))
 
@@ -268,9 +271,10 @@ class _Requests:
         return self._lease.acquire()
 
     def give_back_last(self) -> None:
+        """Release the lease once the last request has ended, without waiting for that."""
         if (last := self._last) is not None:
-            # In the background: the garbage collector may close a coroutine while its thread has the lock of a future,
-            # and to wait for that lock would be a deadlock.
+            # In the background: the garbage collector may close a coroutine while its thread has the lock of a future
+            # or of the pool. To wait for that lock here would be a deadlock.
             give_back = partial(_give_back, self._lease)
             background.submit(lambda: last.add_done_callback(lambda _: _submit(give_back)))
 
