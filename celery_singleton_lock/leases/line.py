@@ -1,37 +1,43 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock`, or a run in its slot, waits at a `bell`. A message waits in the `Line` of its worker's main process. Wakes may
-be lost, so the first turn of each lock also looks by itself.
+A `Lock`, or a run in its slot, listens by a `bell`, and asks again. A message waits in the `Line` of its worker's main
+process, which listens, looks whether the turn has come, and sends the message to the pool. A wake-up may be lost, and a
+dead holder wakes nobody, so the first turn of each lock in a process also looks by itself.
 
-The states of a turn:
+A turn belongs to a call or a `Lock`, its owner, and scripts write its state. The turn of a message whose run was refused
+begins as COMING, any other turn as WAITING:
 
-    COMING   its run was refused, and its message is on the way to a worker
-    WAITING  a process listens for it
-    WOKEN    a place is free for it, so its call should ask within three seconds
-    UNHEARD  a wake was in vain, so others are woken instead, but the turn keeps its position
+    COMING   the message is on its way to a worker
+    WAITING  a process listens for the turn
+    WOKEN    a place is free, and the owner should ask within three seconds
+    UNHEARD  nobody came when the turn was woken; others are woken instead, but it keeps its position
+    SERVED   the owner has the lock, and the turn is deleted
+    GONE     the turn is deleted
 
 What leads from one state to another:
 
-    COMING   its `Line` looks, and no place is free               WAITING
-    COMING   a wake is heard, or its `Line` finds a place free    WOKEN
-    COMING   two seconds are over, and a wake finds no listener   UNHEARD
-    COMING   its call gets the lock                               SERVED
-    COMING   its call ends, or the turn expires                   GONE
-    WAITING  a wake is heard, or its `Line` finds a place free    WOKEN
-    WAITING  a wake finds no listener any more                    UNHEARD
-    WAITING  its countdown ends, and its run is refused           COMING
-    WAITING  its call gets the lock                               SERVED
-    WAITING  its call ends, or the turn expires                   GONE
-    WOKEN    another call was faster, and its run is refused      COMING
-    WOKEN    another call was faster, and its process waits on    WAITING
-    WOKEN    its call has not asked after three seconds           UNHEARD
-    WOKEN    its call gets the lock                               SERVED
-    WOKEN    its call ends, or the turn expires                   GONE
-    UNHEARD  its process listens again, and no place is free      WAITING
-    UNHEARD  its `Line` listens again, and finds a place free     WOKEN
-    UNHEARD  its run is refused                                   COMING
-    UNHEARD  its call gets the lock                               SERVED
-    UNHEARD  its call ends, or the turn expires                   GONE
+    COMING   the `Line` looks, and no place is free                              WAITING
+    COMING   woken and heard, or the `Line` finds a place free                   WOKEN
+    COMING   woken after two seconds, and nobody listens                         UNHEARD
+    COMING   the owner asks, and gets the lock                                   SERVED
+    COMING   the owner ends or is broken, or the turn expires                    GONE
+    WAITING  woken and heard, or the `Line` finds a place free                   WOKEN
+    WAITING  woken, and nobody listens any more                                  UNHEARD
+    WAITING  the countdown ends, and the run is refused                          COMING
+    WAITING  the owner asks, and gets the lock                                   SERVED
+    WAITING  the owner ends or is broken, or the turn expires                    GONE
+    WOKEN    another was faster, and the run is refused                          COMING
+    WOKEN    another was faster, and the process still listens                   WAITING
+    WOKEN    the owner has not asked after three seconds                         UNHEARD
+    WOKEN    the owner asks, and gets the lock                                   SERVED
+    WOKEN    the owner ends or is broken, or the turn expires                    GONE
+    UNHEARD  a process listens again, and no place is free                       WAITING
+    UNHEARD  the `Line` listens again, and finds a place free                    WOKEN
+    UNHEARD  the run is refused                                                  COMING
+    UNHEARD  the owner asks, and gets the lock                                   SERVED
+    UNHEARD  the owner ends or is broken, the turn expires, or the line is full  GONE
+
+If the store has lost a turn, it begins again at its old rank.
 """
 
 import socket
@@ -48,7 +54,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# The message that wakes a turn. At any other, such as `near`, the thread looks.
+# The word that wakes a turn. At any other, such as `near`, the thread looks.
 _FREE = "free"
 _SOON = 2.0
 # Seconds until the next look after a message has gone to the pool.
@@ -56,16 +62,16 @@ _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a waiter gives its subscription before it asks, otherwise it could miss a wake.
+# Seconds that a waiter gives its subscription before it asks. A release in between would find no listener.
 _LISTENS_WITHIN = 2.0
 
 
 @dataclass(eq=False)
 class InLine:
-    """A waiting message."""
+    """A waiting message. A subclass says how it goes to the pool."""
 
     store: Store
-    claim: Claim
+    claim: Claim  # which its run will make
     timeout: float  # seconds from the first refusal, by the store's clock
     lock: "_OfOneLock | None" = field(default=None, init=False)  # while it is in line
 
@@ -111,7 +117,7 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 def _looks_again_in(position: Position | Conflict, claim: Claim, store: Store) -> float:
     if position.is_near:
-        # No script runs when a cool-down or a dead holder's lease ends.
+        # No script wakes the turn when a cool-down or a dead holder's lease ends, so look at that moment.
         return min(_SOON, max(_SHORTEST, position.free_in))
     return _SOON if store.listener.is_refused else claim.ttl
 
@@ -225,13 +231,13 @@ class Line(Background):
         return _AT_ONCE
 
     def _begin_turn(self, one: InLine, conflict: Conflict, lock: _OfOneLock) -> None:
-        # The store has just searched for copies.
+        # The store has found no other run of the message.
         one.claim.may_be_copy = False
         one.claim.rank = one.claim.refused_at = conflict.rank
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # The next new message has lost the place, too. `lock.first` would walk all messages each time.
+        # The place is gone for the next new message, too. Not `lock.first`, which may walk over all messages.
         for each in islice(lock.found_free, 1):
             self.put(partial(self._look, each))
 
