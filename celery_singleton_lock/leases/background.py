@@ -32,7 +32,7 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # From `_queue`, in C: its `put` is safe in a signal handler, and gevent and eventlet replace only `queue`'s.
+        # Of `_queue`, in C: a signal handler may call `put`, and gevent and eventlet replace only `queue.SimpleQueue`.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 

@@ -4,8 +4,8 @@ A `Lock`, or a run in its slot, listens by a `bell`, and asks again. A message w
 process, which listens, looks whether the turn has come, and sends the message to the pool. A wake-up may be lost, and a
 dead holder wakes nobody, so the first turn of each lock in a process also looks by itself.
 
-A turn belongs to a call or a `Lock`, its owner, and scripts write its state. The turn of a message whose run was refused
-begins as COMING, any other turn as WAITING:
+A turn belongs to a call or a `Lock`, its owner, and scripts write its state. The turn of a message whose run was
+refused begins as COMING, any other turn as WAITING:
 
     COMING   the message is on its way to a worker
     WAITING  a process listens for the turn
