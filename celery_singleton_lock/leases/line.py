@@ -138,6 +138,7 @@ def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
     """Yield `wait(seconds)`, which ends early if *channel* rings, or has rung since the last wait."""
 
     def ring(_: str) -> None:
+        # A full socket has woken its reader already, and a closed one has none.
         with suppress(OSError):
             rings.send(b".")
 
