@@ -1,4 +1,4 @@
-"""A thread for calls that may block and must hold up no renewal: repeated releases, receivers of signals, the log."""
+"""A thread for calls that may block, such as receivers of signals, so that no renewal waits for them."""
 
 import os
 from _queue import Empty, SimpleQueue
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.threads import LINGERS, DaemonThread, patched_
 
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
-# Seconds for which a silent server is not asked again: the releases at other servers would wait for it.
+# Seconds for which a silent server is not asked again, otherwise releases at other servers would wait.
 _SILENCE = 1.0
 # Seconds after which a request without an answer has arrived, or never will.
 _UNDER_WAY = 3.0
@@ -32,7 +32,7 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # The queue in C: a signal handler may call `put`, and gevent and eventlet do not replace this class.
+        # Of `_queue`, in C: a signal handler may call `put`, and gevent and eventlet replace only `queue.SimpleQueue`.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -41,9 +41,8 @@ class Background(DaemonThread):
         self.ensure()
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
-        """As `submit`, without starting the thread."""
         if self._pid != os.getpid():
-            # The work is the parent's. uWSGI forks without Python's hooks.
+            # After a fork the queued calls are the parent's. uWSGI by default calls no hook of `os.register_at_fork`.
             self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
@@ -66,7 +65,7 @@ class Background(DaemonThread):
         greenlets = patched_by()
         if greenlets is None:
             return self._calls.get(timeout=timeout)
-        # A wait in the queue of C would stop all greenlets.
+        # A blocking `get` would stop all greenlets.
         give_up_at = clock() + timeout
         while self._calls.empty() and (left := give_up_at - clock()) > 0:
             greenlets.sleep(min(left, _LOOK_AGAIN))
@@ -81,13 +80,13 @@ background = Background()
 
 @dataclass(eq=False)
 class PendingRelease:
-    """The release of a lease, a turn or a mark, which is repeated until the store answers."""
+    """The release of a lease, a turn or a mark, repeated until the store answers."""
 
-    part: Callable[[], Part]  # finds the server that has the key, which a cluster may move
+    part: Callable[[], Part]  # asked before each try, because a cluster may move the key
     give_up_at: float  # on `clock()`
-    release: Callable[[], object]  # raises `StoreError` if the store has not answered
-    may_release: Callable[[], bool] = lambda: True  # False puts a try off
-    # The acquire or the mark may arrive later than the release, so the release is repeated after its first answer.
+    release: Callable[[], object]  # raises `StoreError` without an answer
+    may_release: Callable[[], bool] = lambda: True
+    # An acquire or a mark without an answer may arrive after its release, which is then repeated.
     may_arrive: bool = False
 
     def __call__(self) -> None:
@@ -99,7 +98,7 @@ class PendingRelease:
                 background.submit(self, pause)
 
     def _try(self) -> float:
-        """Seconds until the next try; 0.0 if none is needed."""
+        """Returns seconds until the next try, or 0.0 if none is needed."""
         part = self.part()
         silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():
@@ -112,6 +111,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        # Only the first answer sets the end; without `min` each would postpone it.
+        # Without `min` each answer would postpone the end.
         self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE

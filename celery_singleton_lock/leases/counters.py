@@ -1,4 +1,4 @@
-"""The counts of this process, and its events for the history. Both go to the store every five seconds, and at exit."""
+"""The counts and the history of this process, which go to the store every five seconds and at exit."""
 
 import atexit
 import json
@@ -18,27 +18,23 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _EVERY = 5.0
 _BOUND = 1.0
-# Beyond these the oldest are dropped, if a store is silent.
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
-"""The start of each event in the history, whose hash has one other field, `last`: a number."""
-# Outcomes that are not in the history, because the call goes on, or was a copy of another delivery.
+"""How each event in the hash of the history begins. The only other field, `last`, is a number."""
+# The history leaves out calls that go on, and copies.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 # Of the buckets of a histogram, in seconds.
 _UPPER_BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 BUCKETS = (*(f"{bound:g}" for bound in _UPPER_BOUNDS), "+Inf")
-"""The names of the buckets of a histogram, in the store and in the metrics."""
+"""The names of the buckets, in the store and in the metrics."""
 
 What = Literal["acquired", "conflicts", "lost", "taken_over", "holder_died", "unlocked", "unanswered", "late", "held"]
-"""The events that are counted. `acquired` has the seconds of the wait as its value, `held` those of the lease."""
+"""What is counted. The value of `acquired` is the seconds waited, that of `held` the seconds held."""
 
 
 def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
-    """The key of the counts, or the history, of all locks with the prefix of *key*.
-
-    The counts are a hash with a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
-    """
+    """The hash for all locks with the prefix of *key*. Each field of `stats` is a sum, `<what>:<label>:<task>`."""
     return key.partition("{")[0] + what
 
 
@@ -55,15 +51,15 @@ class Counters:
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._recorded: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_RECORDED)
-        # For each key of a store a `Counter` of sums, or a deque of texts for the history.
+        # For each hash of a store, a `Counter` of sums, or a deque of texts for the history.
         self._unsent: dict[tuple[Store, str], Any] = {}
         self._will_flush = False
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event without a check for a fork. Call this only after `heartbeat.watch`, else `count`.
+        """Count an event. Call this only after `heartbeat.watch`, otherwise `count`, which checks for a fork.
 
-        *task* is empty for a `Lock`, *label* is the outcome or the reason, and *value* is in seconds.
+        *task* is empty for a `Lock`. *label* is the outcome or the reason, and *value* is in seconds.
         """
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
@@ -72,7 +68,7 @@ class Counters:
     def record(
         self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
     ) -> None:
-        """Record an event for the history; *holder* is the task id of the call in the way."""
+        """*holder* is the task id of the call in the way."""
         if not store.history or (event == "conflict" and outcome in _USUAL):
             return
         self.ensure_own()
@@ -84,13 +80,12 @@ class Counters:
             self._flush_later()
 
     def _flush_later(self) -> None:
-        # At the end of the interpreter no thread can start, and `flush` is called at exit.
+        # No thread can start at exit, where `flush` is called anyway.
         with suppress(RuntimeError):
             background.submit(self.flush, _EVERY)
         self._will_flush = True
 
     def flush(self) -> None:
-        """Send all counts and events; those of a silent store are kept for later."""
         if self._pid != os.getpid():
             return
         with self._flushing:
@@ -107,7 +102,7 @@ class Counters:
             try:
                 (store.count if isinstance(batch, Counter) else store.record)(key, batch, _BOUND)
                 del self._unsent[store, key]
-                # If a request during the flush opened a second connection, it would stay open.
+                # A request during the flush may have opened a second connection.
                 store.servers.close_spare()
             except (SingletonLockError, OSError) as error:
                 text = "%s; the counts are kept, and sent in five seconds"
@@ -115,7 +110,6 @@ class Counters:
                 log.info("lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
-        # Grouped, because a busy process counts the same few events thousands of times.
         values_of = defaultdict[tuple[Store, str, What, str, str], list[float]](list)
         for store, key, what, task, label, value in _taken_from(self._events):
             values_of[store, key.partition("{")[0], what, task, label].append(value)
@@ -137,7 +131,7 @@ class Counters:
 
 
 def _taken_from(events: deque[Any]) -> list[Any]:
-    # Other threads only append, so the present number can be taken without a race.
+    # Other threads only append, so at least this many are there.
     return [events.popleft() for _ in range(len(events))]
 
 

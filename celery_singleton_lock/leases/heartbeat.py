@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 
 _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
-# Seconds for a renewal, which may have to connect to a distant store first.
+# Seconds for a renewal, which may have to connect first, and for one after the deadline.
 _LONGEST_RENEWAL = 5.0
-# Seconds for a renewal after the deadline.
 _LATE_RENEWAL = 1.0
 _MOST_LINES = 10  # in the log, for each beat
 _NEVER = float("inf")
 
 
 class RenewalThread(DaemonThread):
-    """Renews the leases of this process at one server when they are due.
+    """Renews the leases of this process at one server.
 
-    Beside greenlets, this is a native thread with a client of its own, so that no greenlet can starve it. A greenlet
-    writes the log and calls event loops: both have locks that only greenlets may take.
+    Under gevent and eventlet this is a native thread with a client of its own, so that no greenlet can starve it. A
+    greenlet writes the log and calls event loops, because only greenlets may take their locks.
     """
 
     is_native = True
@@ -47,7 +46,7 @@ class RenewalThread(DaemonThread):
             self._greenlet = Background(lambda: bool(self.watching))
             self._client = store.clone()
             self._client.on_clock_step = lambda seconds: self._call(partial(self._report_step, seconds))
-        # Weak references: a lease that nobody can release must not be renewed for ever.
+        # Weak, otherwise an abandoned lease would be renewed for ever.
         self.watching: dict[Callable[[], Holding | None], None] = {}
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._wakes_at = _NEVER
@@ -59,7 +58,6 @@ class RenewalThread(DaemonThread):
             self._greenlet.ensure()
         if self._begun is not self._running:
             self.ensure()
-        # A short task that comes and goes between two beats does not wake the thread.
         if holding.next_renewal < self._wakes_at:
             self._wakes.put(None)
 
@@ -76,13 +74,13 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        # Beside greenlets the thread stays: if it ended, nobody would close the event loop of its client.
+        # Under gevent and eventlet the thread stays, because nobody else closes the event loop of its client.
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
-        # A thread that ends is removed from `_threads`, and may be started again.
+        # A thread that ends removes itself below, and may be started again.
         _threads.setdefault(self._where, self)
-        # A lease that is added after `watched` has looked must wake this thread.
+        # Before `watched`, because a lease that is added later must wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -111,20 +109,21 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # A late beat renews even after the deadline: the key may be free, or a main process may have done so.
+            # A renewal after the deadline may still work: perhaps a main process has renewed the lease, or nobody has
+            # taken the key. Without an answer, nobody knows.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
-        # Renew leases that are due soon, too: otherwise each of thousands would cost a request.
+        # Renew leases that are due soon, too, otherwise each would cost a request.
         if due := [one for one in self.watched() if one.next_renewal - now <= one.ttl / _BEATS_PER_TTL]:
             self._renew(due)
 
     def _renew(self, holdings: "list[Holding]") -> None:
         sent_at = clock()
-        # The nearest deadline is the bound: otherwise a loss would be reported late.
+        # The nearest deadline is the bound, otherwise a loss would be reported late.
         left = [max(holding.deadline - sent_at, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         for holding in holdings:
-            # A lease that waits for its answer must not be reported as late.
+            # Otherwise a lease that waits for the answer would count as late.
             holding.next_renewal = sent_at + bound
         try:
             answers = self._client.renew([holding.claim for holding in holdings], bound)
@@ -148,31 +147,29 @@ class RenewalThread(DaemonThread):
             self.remove(holding)
 
     def _report_step(self, seconds: float) -> None:
-        text = "the store's clock was set, or a new master has another; leases have ended early, or last longer"
-        # Not by `_call`: without leases the greenlet has ended, and whoever asks the store may start others.
+        text = "the store's clock jumped: it was set, or a new master's clock differs; leases may end early or late"
+        # Not by `_call`, because without leases its greenlet has ended, and would write nothing.
         background.submit(partial(log.warning, "lock.clock", text, store=self._address, step=seconds))
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:
-        # In the background: a handler of the log may block, and renewals would be late.
+        # A log handler may block, and would delay renewals.
         self._call(partial(background.submit, partial(write, *line, **fields)))
 
     def _call(self, call: Callable[[], object]) -> None:
         if self._greenlet is None:
             call()
         else:
-            # Not `submit`: a greenlet that this thread starts would belong to another event loop.
+            # Not `submit`, which would start a greenlet in this thread's own event loop.
             self._greenlet.put(call)
 
 
-# By pid: after a fork, the threads are the parent's. By server: a silent one must not cost the leases at the others.
+# By pid, because a forked child has none of these threads. By server, because a silent server must not delay the
+# renewals at others.
 _threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
 
 def watch(holding: "Holding") -> None:
-    """Keep a lease alive, and tell its holder if it cannot be kept.
-
-    A signal may raise anywhere in here, so this function and the threads share no lock.
-    """
+    """Keep a lease alive. Takes no lock, because a signal handler may raise anywhere in here."""
     store = holding.store
     where = holding.pid, store.servers.part_of(holding.key) if store.servers.is_sharded else store
     thread = _threads.get(where)

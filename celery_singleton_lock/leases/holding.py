@@ -1,6 +1,6 @@
-"""A claim, from the first request for it to its release. Users see a granted one as a `Lease`.
+"""A claim, from the first request to the release. Users see a granted claim as a `Lease`.
 
-docs/explanation/how-it-works.md draws its states, and says what leads from one to another.
+docs/explanation/how-it-works.md draws its states.
 """
 
 import logging
@@ -28,30 +28,29 @@ from celery_singleton_lock.stores.redis.store import Store
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl: renew after `_RENEWED_AFTER`; a lease is ours for `_CERTAIN`. The server's clock may run slightly
-# faster than ours; Redlock allows the same drift.
+# Parts of a ttl. A lease is certain for a little less, because the server's clock may run faster than ours.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
-_DRIFT_FLOOR = 0.002
-# A renewal that is late by less than this part of a ttl is not worth a line in the log.
+_DRIFT_FLOOR = 0.002  # seconds
+# A part of a ttl. A renewal that is late by less is not worth a line in the log.
 _LATE_AFTER = 1 / 4
 _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
-# Seconds that a process has to report the loss of a lease before it is killed for that loss.
+# Seconds to report a loss before the process is killed.
 _LAST_WORDS = 1.0
-# In ttls; a waiter asks at least once in a ttl.
+# In ttls. A waiter asks at least once in a ttl.
 _TURN_LASTS = 3
 
 
 class State(IntEnum):
-    """How far a claim is. Each change is a single write, because a signal may raise between two."""
+    """Each change is a single write, because a signal handler may raise between two."""
 
-    NEW = 0  # nothing of it is in the store
-    ASKING = 1  # a request for it is under way, or had no answer
+    NEW = 0
+    ASKING = 1  # a request is under way, or got no answer
     QUEUED = 2  # it has a turn
     HELD = 3
-    ASKED_TO_STOP = 4  # it is still ours, until its holder has ended
-    LOST = 5  # gone, or not renewed by its deadline; it may still be in the store
+    ASKED_TO_STOP = 4  # but it still has its lease
+    LOST = 5  # but the store may still have it
     RELEASED = 6
 
 
@@ -76,28 +75,29 @@ _REASONS: dict[Renewal, errors.LostReason | None] = {
 
 
 class Holding:
-    """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
+    """A claim and its state. The heartbeat renews it once granted.
 
     Arguments:
-        on_lost: Called once when the holder has to stop, and once when the lease is lost. If it blocks, renewals wait.
+        on_lost: Called once when the holder has to stop, and once when the lease is lost. It must not block, because
+            renewals wait for it.
         deadman: Kills this process at the deadline, which each renewal moves.
-        sender: The task or `Lock` that sends the signals; None sends no signal, and counts only deaths.
+        sender: The task or `Lock` that sends the signals. None sends no signal, and counts only deaths.
     """
 
-    grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; a placeholder before that
-    # On `clock()`. Earlier than the store's own deadline, by an allowance for the drift of clocks.
+    grant: Grant = Grant(0, 0, 0.0, 0.0)
+    # On `clock()`, and a little earlier than the store's own deadline.
     deadline: float = 0.0
     next_renewal: float = 0.0
     thread: RenewalThread | None = None
-    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
-    _told_late_for: float = 0.0  # the last deadline whose lateness was logged
-    is_unanswered: bool = False  # released without the answer to a request, which may still reach the store
+    is_unsure: bool = False  # the last renewal got no answer, so it may have worked or not
+    _told_late_for: float = 0.0
+    is_unanswered: bool = False  # released while a request may still reach the store
     takes: int = 1  # how many releases give it back
     ending: records.Ending | None = None  # the end of its run, for later deliveries; None once the store has it
-    marker: records.Marker = "unknown"  # whether its release has left a marker
+    marker: records.Marker = "unknown"
     _stopped_at: float = 0.0
     _is_reported: bool = False
-    # Weak: otherwise a claim and its view would keep each other alive until the garbage collector runs.
+    # Weak, otherwise only the garbage collector would free a claim and its view.
     _view: "ref[Lease] | None" = None
 
     def __init__(
@@ -108,11 +108,11 @@ class Holding:
         deadman: "DeadMan | None" = None,
         sender: Any = None,
     ) -> None:
-        # On the instance: these are read most, and a class default is four times slower to read.
+        # On the instance, because these are read most, and a class default is slower to read.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
-        # Why the holder was asked to stop, or else why the lease was lost. The reason stays when LOST becomes RELEASED.
+        # Why the holder was asked to stop, or else why the lease was lost.
         self.lost_reason: errors.LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
@@ -120,17 +120,15 @@ class Holding:
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.task_id or None
         self._sender = sender
-        # Empty for a `Lock`: names of locks may contain ids, and each would be one more counter.
+        # Empty for a `Lock`, otherwise each name of a lock would add a counter.
         self.task_name: str = getattr(sender, "name", "")
         self._on_lost = on_lost
         self.deadman = deadman
         self.pid: int = os.getpid()
-        # For all who must not keep the lease alive.
         self.weak: ref[Any] = ref(self)
 
     def go_to(self, state: State) -> None:
-        """Go to another state; a `RuntimeError` if the present one does not lead there."""
-        # A call between this check and the write would let a signal or another thread come between them.
+        # A call between check and write would let a signal handler or another thread change the state.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
@@ -145,7 +143,6 @@ class Holding:
 
     @property
     def unreleased(self) -> bool:
-        """There is, or may be, something in the store for this process to release."""
         return self.state is not NEW and self.state is not RELEASED and self.pid == os.getpid()
 
     @property
@@ -154,12 +151,11 @@ class Holding:
 
     @property
     def is_kept(self) -> bool:
-        """The heartbeat keeps it alive."""
         return self.state in (HELD, ASKED_TO_STOP)
 
     @property
     def time_left(self) -> float:
-        """Seconds for which this process keeps others out, asked to stop or not."""
+        """Seconds for which this process keeps others out, even if it is asked to stop."""
         return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
 
     def remaining(self) -> float:
@@ -168,7 +164,7 @@ class Holding:
     # Asking for it.
 
     def acquire(self) -> Verdict:
-        """Ask once. After an error the caller has to release: the request may have worked."""
+        """Ask once. After an error call `release`, because the request may have worked."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
@@ -180,16 +176,12 @@ class Holding:
         return answer
 
     def stand_in_line(self) -> None:
-        """From now on, a refusal gives a turn in the line, at the position of the first refusal."""
         self.claim.waits_here = True
         self.claim.turn_for = _TURN_LASTS * self.ttl
         self.claim.rank = self.claim.refused_at
 
     def wait(self, timeout: float | None = None) -> Verdict:
-        """After a refusal, wait in line for *timeout* seconds at most, and return the last answer.
-
-        Without a grant, or after an exception, the caller has to give the turn back by `release`.
-        """
+        """Wait in line for at most *timeout* seconds. Without a grant, or after an exception, call `release`."""
         give_up_at = clock() + (float("inf") if timeout is None else timeout)
         self.stand_in_line()
         with bell(self.store, self.claim.channel) as wait:
@@ -214,14 +206,12 @@ class Holding:
             record(self.store, self.key, "holder_died", "", died_task, died)
             count(self.store, self.key, "holder_died", died_task)
             count(self.store, self.key, "taken_over", self.task_name)
-        # A task has logged that it waits, a `Lock` has not.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             told: dict[str, Any] = {"fence": self.fence, "took_over": grant.took_over, "waited": self.waited}
             log.write(level, "lock.acquired", key=self.key, task_id=self.task_id, **told)
 
     def report_granted(self) -> None:
-        """Count the grant, and send `lock_acquired`. The release is then counted and sent as well."""
         self._is_reported = True
         counters.add(self.store, self.key, "acquired", self.task_name, "", self.waited)
         if signals.lock_acquired.receivers:
@@ -230,7 +220,7 @@ class Holding:
     # While it is held.
 
     def renewed(self, sent_at: float) -> None:
-        """Count the ttl from *sent_at*, when the answered request was sent."""
+        """Count the ttl from *sent_at*, before the request: otherwise the deadline could be later than the store's."""
         self.deadline = sent_at + self.ttl * _CERTAIN - _DRIFT_FLOOR
         self.next_renewal = sent_at + self.ttl * _RENEWED_AFTER
         self.is_unsure = False
@@ -238,15 +228,14 @@ class Holding:
             self.deadman.arm(self.deadline)
 
     def answered(self, answer: Renewal, sent_at: float) -> errors.LostReason | None:
-        """Apply the answer to a renewal. Returns the reason if the lease is lost, or the holder has to stop."""
+        """Returns why the lease is lost, or why the holder has to stop; None if neither."""
         reason = _REASONS[answer]
         if reason is None or reason in errors.REASONS_TO_STOP:
-            # A holder that is asked to stop keeps its lease until it has stopped.
             self.renewed(sent_at)
         return reason
 
     def lateness(self, now: float) -> float:
-        """Seconds by which its renewal is late; 0.0 if in time, or if that was logged before."""
+        """Seconds by which the renewal is late, or 0.0 if it is in time, or the delay was logged before."""
         if now < self.next_renewal <= self.deadline:
             return 0.0
         late = now - min(self.next_renewal, self.deadline)
@@ -274,16 +263,16 @@ class Holding:
             # A person's request outranks that of a successor.
             self.lost_reason = reason
         state = ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST
-        # It may be asked to stop twice, or be released meanwhile.
+        # The holder may be asked twice, or have released meanwhile.
         if state in _LEADS_TO[self.state]:
             self.state = state
             self.report_lost(reason)
 
     def report_lost(self, reason: errors.LostReason) -> None:
-        # First, because `_on_lost` and receivers read the reason. An earlier one stays.
+        # Set the reason first, because `_on_lost` and receivers read it.
         self.lost_reason = self.lost_reason or reason
         if is_killed := self.state is LOST and self.deadman is not None:
-            # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
+            # If a step below hangs, the kernel kills this process, and its parent reports the loss.
             self.deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
         try:
             if self._on_lost is not None:
@@ -308,15 +297,15 @@ class Holding:
     # Giving it back.
 
     def release(self) -> None:
-        """Give back the lease, or the turn in the line, or anything that an unanswered request has left.
+        """Give back the lease or the turn, or whatever an unanswered request has left.
 
-        A release without an answer is repeated in the background, until the ttl has freed the key.
+        A release without an answer is repeated in the background until the ttl has freed the key.
         """
         if self.let_go():
             self.give_back()
 
     def let_go(self) -> bool:
-        """Count a release, or raise if there is nothing to release. True if it was the last: then call `give_back`."""
+        """Count a release. True tells the caller to call `give_back`."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise errors.SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
@@ -326,11 +315,11 @@ class Holding:
         return True
 
     def give_back(self) -> None:
-        """As `release`, without checking `unreleased` and counting `takes`."""
+        """As `release`, without checking `unreleased` or counting `takes`."""
         answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
-            # Stop first: the store may grant the key to somebody else before its answer comes.
+            # Stop first, because the store may grant the key to another holder before it answers.
             self.stop_keeping()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, self.ending)
@@ -340,7 +329,7 @@ class Holding:
             self.marker = answer.marker
             self.ending = None if answer.marker == "none" else self.ending
             if answer is UNANSWERED:
-                # A time limit may have interrupted the release above before its end.
+                # A soft time limit may have interrupted the `stop_keeping` above.
                 self.stop_keeping()
                 background.submit(self.pending_release())
         if answer.lost is not None and self.was_granted:
@@ -364,7 +353,7 @@ class Holding:
         if self.state is not RELEASED:
             self._stopped_at = clock()
             if self.state is HELD and (late := self.lateness(self._stopped_at)):
-                # The body held the GIL to its end, so the heartbeat will not notice that it was late.
+                # A body that holds the GIL to its end keeps the heartbeat from noticing the delay.
                 tell_late({self: late})
             self.go_to(RELEASED)
         if self.thread is not None:
@@ -375,10 +364,9 @@ class Holding:
 
 class _Nothing(Holding):
     def check(self) -> None:
-        """Return: there is nothing to lose."""
+        """Do nothing, because there is no lease to lose."""
 
     def let_go(self) -> bool:
-        """Return: there is nothing to give back."""
         return False
 
 

@@ -1,11 +1,10 @@
 """End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
-In the main thread a signal raises the exception, which also ends a sleep or a blocking read. In any other thread
-CPython raises it between two bytecodes, after a sleep or a call into C. A greenlet gets it once its event loop runs.
+In the main thread a signal handler raises the exception, which also ends a sleep or a blocking read. In another thread
+CPython raises it between two bytecodes, so only after a sleep or a call into C. In a greenlet the hub raises it.
 
-If a callback of asyncio got the exception, the loop would log it and the body would go on. So each event loop of the
-process cancels the tasks whose context has the body's lease: the body may wait for any of them. In the thread of a loop
-the exception is raised only after the loop has been silent for some seconds.
+An event loop of asyncio only logs an exception that hits a callback, and the body would go on. So each loop cancels the
+tasks of the body. In the thread of a loop an exception is raised only if the loop is silent for some seconds.
 """
 
 import asyncio
@@ -37,28 +36,28 @@ if TYPE_CHECKING:
 
 Loop = asyncio.AbstractEventLoop
 
-# Applications rarely use a real-time signal. glibc keeps the first few for itself; macOS has none.
+# A real-time signal that applications rarely use. macOS has none, and glibc uses the first few.
 _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 
-# `signal.getsignal` makes an enum of its answer, too slow before each body.
+# `signal.getsignal` is slow, because it makes an enum.
 _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
-# Each try gives event loops this many seconds to answer, and then sleeps for as many.
+# Seconds that each try waits for event loops, and then sleeps.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# In the first tries nothing is raised while an event loop is silent, or while cancelled tasks are ending.
+# In the first tries nothing is raised while a loop is silent, or cancelled tasks may be ending.
 _CAREFUL_TRIES = 5
-# Seconds that a body has to clean up before the log says that it goes on.
+# Seconds that a body has to clean up before the log warns.
 _TOLD_AFTER = 10.0
 
 _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
-    """One body, which can be interrupted once, inside the `with` block of this object."""
+    """Interrupts the body in its `with` block, at most once."""
 
-    # The body got the exception, or its tasks were cancelled. The body may have caught either.
+    # The exception was raised, or tasks were cancelled. The body may have caught it.
     delivered = False
-    _has_reached_its_thread = False  # no further try is made
+    _has_reached_its_thread = False  # this ends the tries
     _thread: int | None = None
     _greenlet: Any = None
     _error: LockLost | None = None
@@ -68,7 +67,8 @@ class Interrupt:
         thread = threading.get_ident()
         if patched_by() is not None:
             self._greenlet = sys.modules["greenlet"].getcurrent()
-            self._call_in_hub = call_in_hub()  # a body in gevent's thread pool has a hub of its own
+            # Here, because each thread of gevent's pool has a hub of its own.
+            self._call_in_hub = call_in_hub()
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
@@ -78,13 +78,13 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may have raised the error in this thread after the body: the next run would get it.
+            # `_insist` may have raised the error after the body, and the next run would get it.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _replace_what_was_raised_here()
 
     def on_lost(self, lease: "Holding", reason: LostReason) -> None:
-        """Raise `LockLost` in the body, if it runs and its process is not about to be killed by its timer."""
+        # A `DeadMan` kills the process of a lost lease.
         if self._thread is None or (lease.deadman is not None and not lease.is_kept):
             return
         with self._guard:
@@ -111,12 +111,12 @@ class Interrupt:
             time.sleep(pause)
 
     def _ask_loops(self, seconds: float) -> tuple[set[int], bool]:
-        """Let each event loop cancel the body's tasks; return the threads that answer, and whether a loop is silent."""
+        """Cancel the body's tasks. Returns the threads whose event loops answer, and whether a loop is silent."""
         answers: SimpleQueue[tuple[Loop, int]] = SimpleQueue()
         asked = list[Loop]()
         for loop in _loops_that_run():
             if loop is not self._outer_loop:
-                # The loop may be of any library, and may be closed at this moment.
+                # The loop may be of any library, and may just have been closed.
                 with suppress(Exception):
                     loop.call_soon_threadsafe(self._cancel_tasks, loop, answers.put)
                     asked.append(loop)
@@ -130,7 +130,7 @@ class Interrupt:
 
     def _cancel_tasks(self, loop: Loop, hear: Callable[[tuple[Loop, int]], object]) -> None:
         thread = threading.get_ident()
-        # A second cancellation would strike the body as it cleans up.
+        # A second cancellation would interrupt the cleanup.
         if self._thread is not None and loop not in self._cancelled_in:
             main = _main_task() if thread == self._thread else None
             tasks = [task for task in asyncio.all_tasks(loop) if task is main or self._is_of_body(task)]
@@ -143,7 +143,7 @@ class Interrupt:
         hear((loop, thread))
 
     def _is_of_body(self, task: Any) -> bool:
-        # Python 3.11 has no `get_context`. The first context is the task's own; its callbacks have others.
+        # Python 3.11 has no `get_context`. There, the first context is the task's own.
         found = [task.get_context()] if hasattr(task, "get_context") else gc.get_referents(task)
         context = next((each for each in found if type(each) is Context), None)
         return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
@@ -151,14 +151,14 @@ class Interrupt:
     def _ask_for_delivery(self, thread: int) -> None:
         if _hears_signals(thread):
             _sent.append(self)
-            # A signal just before a system call does not end that call. The signal of the next try does.
+            # A signal just before a system call does not end that call, but the signal of the next try does.
             signal.pthread_kill(thread, _SIGNAL)
         elif not _starts_another(thread):
             _raise_in(thread, self._class())
 
     def deliver(self) -> None:
-        """Raise the error if the body still runs. Its thread or its greenlet's hub calls this."""
-        # No guard: a signal that comes while `__exit__` has it would deadlock.
+        """Raise the error in the body. Its thread calls this, or the hub of its greenlet."""
+        # Not under the guard: a signal handler that interrupts `__exit__` would deadlock.
         if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
         self.delivered = self._has_reached_its_thread = True
@@ -168,12 +168,12 @@ class Interrupt:
             raise self._error
 
     def _class(self) -> type[Exception]:
-        """A class whose only instance is the error, because CPython takes a class and calls it."""
+        """A class that returns the error when called, because CPython raises only classes in other threads."""
         error = cast("LockLost", self._error)
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # The error may hit a thread that the body has just started. Then the next try raises it again.
+            # The error may hit a thread that the body has just started. The next try then raises it again.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error
@@ -183,12 +183,12 @@ class Interrupt:
     def _tell_if_it_goes_on(self) -> None:
         if self._thread is not None and self._error is not None:
             who = {"key": self._error.key, "task_id": self._lease.task_id, "reason": self._error.reason}
-            why = "it has caught its interruption" if self.delivered else "nothing could be raised in it yet"
-            log.warning("lock.goes_on", "the body goes on after it was to end: %s", why, **who)
+            why = "it has caught the exception, or cleans up" if self.delivered else "it could not be interrupted yet"
+            log.warning("lock.goes_on", "the body should have ended, and still runs: %s", why, **who)
 
 
 def _loops_that_run() -> Iterator[Loop]:
-    """The event loops of all threads. Only the garbage collector knows them."""
+    # Only the garbage collector knows the loops of all threads.
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
@@ -201,7 +201,7 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """`asyncio.Runner`'s task, found by frame: its context may have an earlier body's lease."""
+    """The task of `asyncio.Runner`, found by its frame, because its context may have an earlier body's lease."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -220,7 +220,7 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
 
 
 def _starts_another(thread: int) -> bool:
-    """The thread is just starting another. An exception would make it hang in CPython 3.11."""
+    """Whether the thread is starting another. An exception would make it hang in CPython 3.11."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
@@ -253,8 +253,7 @@ _NO_TIMER = ctypes.c_void_p(-1).value
 # `struct sigevent`: a value, the signal, and SIGEV_SIGNAL.
 _KILL = struct.pack("Pii48x", 0, signal.SIGKILL, 0)
 
-# The pid and the deadline of each process. Forked processes share this memory: the main process of a pool reports the
-# loss of a child that the timer has killed.
+# The pid and the deadline of each process. The main process shares this memory, to report children that were killed.
 _ENTRY = struct.Struct("qd")
 _ENTRIES = 1 << 16
 _deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
@@ -267,22 +266,22 @@ def _write(deadline: float) -> None:
 
 
 def has_fired(pid: int, at: float) -> bool:
-    """Whether the timer killed a process; *at* is when it was found dead, on CLOCK_BOOTTIME."""
+    """Whether the timer killed a process that was found dead at *at*, on CLOCK_BOOTTIME."""
     owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
     return bool(owner == pid and deadline <= at)
 
 
 class DeadMan:
-    """A timer of this process. Timers are few, so `disarm`, or the end of this object, gives it back."""
+    """A kernel timer that kills this process. Timers are scarce, so call `disarm`."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._over = False
-        # `timer_create` itself writes the number: if a signal raises next, no timer is lost.
+        # `timer_create` writes the number here, so no timer is lost if a signal handler raises.
         self._timer = ctypes.c_void_p(_NO_TIMER)
 
     def arm(self, deadline: float) -> None:
-        """Kill this process at *deadline*, on CLOCK_BOOTTIME; a `ConfigurationError` if no timer is left."""
+        """Kill this process at *deadline*, on CLOCK_BOOTTIME."""
         if self._over:
             return
         timer = ctypes.byref(self._timer)
@@ -293,19 +292,19 @@ class DeadMan:
         spec = struct.pack("4l", 0, 0, int(deadline), int(deadline % 1 * 1_000_000_000))
         _LIBC.timer_settime(self._timer, _TIMER_ABSTIME, spec, None)
         if self._over:
-            # Another thread called `disarm` between these lines.
+            # Another thread has called `disarm` meanwhile.
             self.disarm()
 
     def disarm(self) -> None:
         self._over = True
-        # A forked child may have another timer of that number.
+        # A forked child may have another timer of this number.
         if self._timer.value != _NO_TIMER and self._pid == os.getpid():
             _LIBC.timer_delete(self._timer)
             self._timer.value = _NO_TIMER
             _write(_NO_DEADLINE)
 
     def kill(self) -> None:
-        """Kill this process. `has_fired` says False, so the loss is reported once."""
+        """Kill this process. `has_fired` stays False, because the loss was reported already."""
         _write(_NO_DEADLINE)
         os.kill(os.getpid(), signal.SIGKILL)
 

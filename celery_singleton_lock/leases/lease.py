@@ -32,21 +32,22 @@ _pools: dict[int, ThreadPoolExecutor] = {}
 class Lease:
     """One execution's time-bound right to a lock key.
 
-    A process that is paused past the deadline wakes up without the lease, and continues until it checks. Call `check()`
-    before a step that must not happen twice, and hand `fence` to a resource that can compare it with the greatest it
-    has seen.
+    A process that is paused past the deadline loses the lease, and does not notice until it checks. Call `check()`
+    before a step that must not happen twice. If a resource can compare numbers, let it refuse a `fence` smaller than
+    the greatest it has seen.
 
-    The heartbeat renews an unreleased lease every third of its ttl, for as long as its run lasts, or the context that
-    acquired it, or a reference to it.
+    The heartbeat renews the lease every third of its ttl until the release. It stops if the run and the context that
+    acquired the lease have ended, and nobody has a reference to the lease.
 
     Attributes:
         key: The lock key.
-        token: Proof of this acquisition, fresh for each; not a secret, yet not to be reused.
+        token: Proof of this acquisition, new for each. Anybody with the token and write access to the store can release
+            the lock, so no log should show it.
         ttl: Seconds the lease lasts without renewal.
         fence: A number greater than that of any earlier lease on the key.
         acquired_at: When it was granted, by the store's clock, in UTC.
-        took_over: The previous holder's lease ran out without a release.
-        waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
+        took_over: Whether the previous holder's lease ran out without a release.
+        waited: Seconds between the first refusal and the grant. 0.0 if it was granted at once.
     """
 
     def __init__(self, holding: "Holding") -> None:
@@ -61,12 +62,12 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Granted to this process, neither released nor lost, and its deadline lies ahead."""
+        """Whether this process has the lease now: neither released nor lost, and before its deadline."""
         return self._holding.remaining() > 0.0
 
     @property
     def lost(self) -> bool:
-        """It ended while it was still wanted, or its holder was asked to stop."""
+        """Whether the lease ended before its release, or its holder was asked to stop."""
         return self._holding.lost_reason is not None
 
     @property
@@ -75,19 +76,20 @@ class Lease:
         return self._holding.lost_reason
 
     def remaining(self) -> float:
-        """Seconds for which the lease is certainly ours; 0.0 once it is lost or released."""
+        """Seconds for which this process certainly has the lease. 0.0 once it is lost or released."""
         return self._holding.remaining()
 
     def check(self) -> None:
-        """Return if the lease is ours at this moment; if its deadline has passed unrenewed, the store is asked.
+        """Raise unless this process has the lease now. Ask the store if the deadline has passed without a renewal.
 
         Raises:
-            LockLost: The lease is not ours, or the store has not answered within a second.
+            LockLost: The lease is lost or released, its holder was asked to stop, it belongs to the parent process, or
+                the store has not answered within a second.
         """
         self._holding.check()
 
     def release(self) -> None:
-        """Give it back.
+        """Give the lease back.
 
         Raises:
             SingletonLockError: It was released before, or belongs to the parent process.
@@ -95,25 +97,24 @@ class Lease:
         self._holding.release()
 
     async def arelease(self) -> None:
-        """As `release`, without blocking the event loop; even a cancelled `await` gives the lease back."""
+        """As `release`, without blocking the event loop. Even a cancelled `await` gives the lease back."""
         await release_in_loop(self._holding)
 
 
 def is_undone(result: Any) -> bool:
-    """Whether *result* stands for work that somebody else has to do, after the lock of the call is released."""
+    """Whether *result* stands for work that would be done after the lock of the call is released."""
     return hasattr(type(result), "__await__") or isinstance(result, (GeneratorType, AsyncGeneratorType))
 
 
 def refusal_of(undone: Any, whose: str, advice: str) -> ConfigurationError:
     if isinstance(undone, CoroutineType | GeneratorType):
-        # Otherwise Python would warn, too, that a coroutine was never awaited.
+        # Otherwise Python would also warn that a coroutine was never awaited.
         undone.close()
     what = f"has returned a {type(undone).__name__}, whose work would be done after the lock is released"
     return ConfigurationError(f"{whose} {what}; {advice}")
 
 
-# The leases of the bodies in which the calling code runs. Weak references, because contexts are copied and outlive the
-# bodies for which they were made.
+# The leases of the bodies around the calling code. Weak, because contexts are copied and outlive the bodies.
 current: ContextVar[tuple["ref[Holding]", ...]] = ContextVar("current_lease", default=())
 
 
@@ -129,34 +130,31 @@ def current_lease() -> Lease | None:
 
 
 def held_here(key: str) -> "Holding | None":
-    """The calling code's lease on *key*, if it runs under one: a wait for that key would never end."""
     leases = [lease() for lease in current.get()]
     return next((lease for lease in leases if lease is not None and lease.key == key), None)
 
 
 @dataclass(eq=False)
 class Hold:
-    """One take of a lease through a `Lock`. The lease is renewed while this object refers to it."""
+    """One take of a lease through a `Lock`. The lease is renewed while this object exists."""
 
     lock: "ref[Any]"
     caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
-    takes: int  # how often the lease was taken, this take included
-    statement: object = None  # the `with` that took the lease; None without a `with`
+    takes: int  # of the lease, this one included
+    statement: object = None  # the `with` that took the lease
 
     @property
     def lasts(self) -> bool:
-        """Released neither by the lock nor by the lease."""
         return self.lease.unreleased and self.lease.takes >= self.takes
 
     @staticmethod
     def known() -> "list[Hold]":
-        """The holds in this context, the oldest first."""
         return [hold for known in holds.get() if (hold := known()) is not None]
 
     def remember(self) -> None:
-        # If a signal raises between the grant and the `with` block, nobody gives the lease back. The context keeps the
-        # hold of a block weakly, so that such a lease runs out.
+        # If a signal handler raises between the grant and the `with` block, nobody releases the lease. The weak
+        # reference lets the lease run out.
         known: Callable[[], Hold | None] = (lambda: self) if self.statement is None else ref(self)
         holds.set((*(each for each in holds.get() if (other := each()) is not None and other.lasts), known))
 
@@ -166,7 +164,6 @@ class Hold:
             lock._blocks.pop(self, None)  # noqa: SLF001 (it is this library's)
 
     def give_back(self) -> None:
-        """End the hold, and release its lease unless that was done."""
         self.forget()
         if self.lasts:
             self.lease.release()
@@ -174,22 +171,22 @@ class Hold:
 
 KnownHolds = tuple[Callable[[], Hold | None], ...]
 
-# Contexts are copied, so one may list holds of another thread or task, and holds that were released.
+# Contexts are copied, and may list released holds, or holds of another thread or task.
 holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 
 def has_locked(key: str) -> bool:
-    """The calling thread holds *key* by a `Lock`: its wait for that key would never end."""
+    """Whether the calling thread holds *key* by a `Lock`, and would wait for ever."""
     here = threading.get_ident()
     return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in Hold.known())
 
 
-# In an event loop. Threads of our own ask the store, because the executor of the loop may be busy. If a coroutine is
-# cancelled, its request goes on in a thread, and a lease that the request brings is given back.
+# Threads of our own ask the store, because the event loop's executor may be busy. If a coroutine is cancelled, its
+# request goes on, and the lease is then given back.
 
 
 async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
-    """Take the lease, or wait in line for *patience* seconds; None waits for as long as it takes."""
+    """Take the lease, or wait in line for *patience* seconds. None waits without a limit."""
     requests = _Requests(lease)
     try:
         answer = await requests.acquire()
@@ -204,10 +201,10 @@ async def acquire_in_loop(lease: "Holding", patience: float | None) -> Verdict:
 
 
 async def release_in_loop(lease: "Holding", *, may_wait: bool = True) -> None:
-    """As `lease.release`. A coroutine that is being closed may not wait, and its loop may have ended."""
+    """As `lease.release`. A coroutine that is being closed must not wait, and may have no loop any more."""
     requests = _Requests(lease) if may_wait else None
     if lease.let_go():
-        # Before the first `await`: otherwise the lease could be released twice.
+        # Before the first `await`, otherwise the lease could be released twice.
         lease.stop_keeping()
         if requests is not None:
             await requests.make(lease.give_back)
@@ -233,12 +230,12 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
     try:
         pause = pause_before(lease.claim, give_up_at)
         while True:
-            # Not `wait_for`: before Python 3.12 it loses a cancellation that comes together with the ringing.
+            # Not `wait_for`, which can lose a cancellation before Python 3.12.
             alarm = loop.call_later(pause, rung.set)
             try:
                 await rung.wait()
             finally:
-                # A pending alarm keeps the caller's context alive, and so its leases.
+                # A pending alarm would keep the caller's context and its leases alive.
                 alarm.cancel()
             rung.clear()
             answer = await requests.acquire()
@@ -249,8 +246,6 @@ async def _wait(lease: "Holding", patience: float | None, requests: "_Requests")
 
 
 class _Requests:
-    """Requests about a lease, in threads. Only an event loop of asyncio can wait for them."""
-
     _last: "Future[Any] | None" = None
 
     def __init__(self, lease: "Holding") -> None:
@@ -258,11 +253,11 @@ class _Requests:
         self._loop = asyncio.get_running_loop()
 
     async def make(self, call: Callable[[], T]) -> T:
-        """The result of *call*, which runs to its end even if this coroutine is cancelled."""
+        """Run *call* in a thread, to its end even if this coroutine is cancelled."""
         loop, lease = self._loop, self._lease
         self._last = request = _submit(call)
-        # A loop that is closed before the answer never wakes this coroutine, so nobody would release the lease. The
-        # callback must not refer to `self`: the cycle would keep an ended task's lease alive until a collection.
+        # If the loop is closed before the answer, this coroutine never goes on to release the lease. A callback that
+        # refers to `self` would keep the lease alive until the garbage collector runs.
         request.add_done_callback(lambda _: _give_back(lease) if loop.is_closed() else None)
         return await asyncio.shield(asyncio.wrap_future(request))
 
@@ -276,7 +271,7 @@ class _Requests:
         return self._lease.acquire()
 
     def give_back_last(self) -> None:
-        """Release the lease after the request that is under way, without waiting for it."""
+        """Release the lease once the last request has ended, without waiting for that."""
         if (last := self._last) is not None:
             # In the background: the garbage collector may close a coroutine while its thread has the lock of a future
             # or of the pool. To wait for that lock here would be a deadlock.

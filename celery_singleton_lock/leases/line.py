@@ -1,36 +1,43 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock` or a run in its slot listens by a `bell`, and asks for the lock again. For messages, the main process keeps a
-`Line`, which listens, looks whether their turns have come, and lets them go to the pool.
+A `Lock`, or a run in its slot, listens by a `bell`, and asks again. A message waits in the `Line` of its worker's main
+process, which listens, looks whether the turn has come, and sends the message to the pool. A wake-up may be lost, and a
+dead holder wakes nobody, so the first turn of each lock in a process also looks by itself.
 
-Scripts write the state of a turn. The last column names who runs the script:
+A turn belongs to a call or a `Lock`, its owner, and scripts write its state. The turn of a message whose run was
+refused begins as COMING, any other turn as WAITING:
 
-    COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
-    COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
-    COMING   it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
-    COMING   it asks by itself, and is granted             SERVED    its run
-    COMING   ended, given up, broken, or its time is over  GONE      whoever ends it; a person; any walk along the line
-    WAITING  it is woken, or finds a place free            WOKEN     a release, whoever finds a place free, its `Line`
-    WAITING  it is woken, and nobody listens any more      UNHEARD   a release, or whoever finds a place free
-    WAITING  it asks by itself, and is refused             COMING    its run, as its countdown is over
-    WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
-    WAITING  as above                                      GONE
-    WOKEN    it is refused: another one was faster         COMING    its run
-    WOKEN    another one was faster                        WAITING   the process in which it waits; its `Line`
-    WOKEN    it is granted                                 SERVED    its run
-    WOKEN    it has not come after three seconds           UNHEARD   any walk along the line
-    WOKEN    as above                                      GONE
-    UNHEARD  a worker, or its process, listens again       WAITING   the thread of the worker's `Line`; that process
-    UNHEARD  the same, and it finds a place free           WOKEN     the thread of that worker's `Line`
-    UNHEARD  it comes, and is refused                      COMING    its run
-    UNHEARD  it comes, and is granted                      SERVED    its run
-    UNHEARD  as above                                      GONE
+    COMING   the message is on its way to a worker
+    WAITING  a process listens for the turn
+    WOKEN    a place is free, and the owner should ask within three seconds
+    UNHEARD  nobody came when the turn was woken; others are woken instead, but it keeps its position
+    SERVED   the owner has the lock, and the turn is deleted
+    GONE     the turn is deleted
 
-A turn begins as WAITING if its process already listens for it, otherwise as COMING. While a turn is UNHEARD, others are
-woken instead, and the turn keeps its position. A turn that the store has lost begins again, at its old rank.
+What leads from one state to another:
 
-A wake-up may get lost, or a holder may die. The first turn of each lock in a process therefore looks once in a ttl. If
-the turn is among the next few, or the process may not listen, the turn looks every two seconds.
+    COMING   the `Line` looks, and no place is free                              WAITING
+    COMING   woken and heard, or the `Line` finds a place free                   WOKEN
+    COMING   woken after two seconds, and nobody listens                         UNHEARD
+    COMING   the owner asks, and gets the lock                                   SERVED
+    COMING   the owner ends or is broken, or the turn expires                    GONE
+    WAITING  woken and heard, or the `Line` finds a place free                   WOKEN
+    WAITING  woken, and nobody listens any more                                  UNHEARD
+    WAITING  the countdown ends, and the run is refused                          COMING
+    WAITING  the owner asks, and gets the lock                                   SERVED
+    WAITING  the owner ends or is broken, or the turn expires                    GONE
+    WOKEN    another was faster, and the run is refused                          COMING
+    WOKEN    another was faster, and the process still listens                   WAITING
+    WOKEN    the owner has not asked after three seconds                         UNHEARD
+    WOKEN    the owner asks, and gets the lock                                   SERVED
+    WOKEN    the owner ends or is broken, or the turn expires                    GONE
+    UNHEARD  a process listens again, and no place is free                       WAITING
+    UNHEARD  the `Line` listens again, and finds a place free                    WOKEN
+    UNHEARD  the run is refused                                                  COMING
+    UNHEARD  the owner asks, and gets the lock                                   SERVED
+    UNHEARD  the owner ends or is broken, the turn expires, or the line is full  GONE
+
+If the store has lost a turn, it begins again at its old rank.
 """
 
 import socket
@@ -47,49 +54,49 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# The scripts' word that wakes a turn. At any other word, such as `near`, the thread looks.
+# The word that wakes a turn. At any other, such as `near`, the thread looks.
 _FREE = "free"
 _SOON = 2.0
-# Seconds until the next look after a message was let go: another place may be free.
+# Seconds until the next look after a message has gone to the pool.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a waiter's request waits for its subscription: a release in between would find no listener.
+# Seconds that a waiter gives its subscription before it asks. A release in between would find no listener.
 _LISTENS_WITHIN = 2.0
 
 
 @dataclass(eq=False)
 class InLine:
-    """A waiting message; whoever keeps it says what happens when its turn comes."""
+    """A waiting message. A subclass says how it goes to the pool."""
 
     store: Store
-    claim: Claim  # the claim that its run will make
-    timeout: float  # seconds that the call waits from its first refusal, by the store's clock
+    claim: Claim  # which its run will make
+    timeout: float  # seconds from the first refusal, by the store's clock
     lock: "_OfOneLock | None" = field(default=None, init=False)  # while it is in line
 
     @property
     def is_new(self) -> bool:
-        """The message has no turn yet, and takes one when it looks."""
+        """The message has no turn yet."""
         return not self.claim.rank and self.claim.turn_for > 0.0
 
     def come(self) -> None:
-        """Let the message go. Any thread may call this, so it must not block or log."""
+        """Send the message to the pool. Any thread may call this, so it must not block or log."""
 
     def has_turn(self, conflict: Conflict) -> bool:  # noqa: ARG002 (of whoever keeps the message)
-        """Hear that a new message has a turn. False: the message has gone meanwhile."""
+        """Note that a new message has a turn. Returns False if the message has gone meanwhile."""
         return True
 
     def is_expected(self) -> bool:
-        """A run of this process is about to take the place that a new message finds free: the message stays."""
+        """Whether another run of this worker is about to take the free place."""
         return False
 
 
 @dataclass(eq=False)
 class _OfOneLock:
-    by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message have one channel
+    by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message share a channel
     looks_at: float = float("inf")
-    # When new messages first found a place free. They have no turns, so nobody wakes them.
+    # When new messages first found a place free. They have no turns, so no script wakes them.
     found_free: dict[InLine, float] = field(default_factory=dict)
 
     @property
@@ -110,19 +117,17 @@ def _rank_of(one: InLine) -> tuple[int, int, str]:
 
 def _looks_again_in(position: Position | Conflict, claim: Claim, store: Store) -> float:
     if position.is_near:
-        # No script wakes a turn when a cool-down or a dead holder's lease ends, but that moment is known.
+        # No script wakes the turn when a cool-down or a dead holder's lease ends, so look at that moment.
         return min(_SOON, max(_SHORTEST, position.free_in))
-    # A process that may not listen does not hear that a turn has come near.
     return _SOON if store.listener.is_refused else claim.ttl
 
 
 def pause_before(claim: Claim, give_up_at: float) -> float:
-    """Seconds for which a waiter in this process waits for its subscription before it asks."""
     return min(_LISTENS_WITHIN, claim.patience, give_up_at - clock())
 
 
 def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) -> float:
-    """Seconds until a waiter in this process asks again unless it is woken before; 0.0 if it waits no longer."""
+    """Seconds until a waiter asks again unless it is woken. 0.0 ends the wait."""
     if not isinstance(answer, Conflict) or answer.is_own:
         return 0.0
     return max(0.0, min(give_up_at - clock(), _looks_again_in(answer, claim, store)))
@@ -130,7 +135,7 @@ def pause_after(answer: Verdict, claim: Claim, store: Store, give_up_at: float) 
 
 @contextmanager
 def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
-    """Yield `wait(seconds)` for a thread or greenlet. A ring of *channel* ends the wait, even an earlier ring."""
+    """Yield `wait(seconds)`, which ends early if *channel* rings, or has rung since the last wait."""
 
     def ring(_: str) -> None:
         # A full socket has woken its reader already, and a closed one has none.
@@ -153,7 +158,7 @@ def bell(store: Store, channel: str) -> Iterator[Callable[[float], None]]:
 
 
 class Line(Background):
-    """Messages that wait in this process, and the thread that looks for their turns and alone changes `_locks`."""
+    """The messages that wait in this process. Only its own thread changes `_locks`."""
 
     def __init__(self) -> None:
         self._locks: dict[tuple[Store, str], _OfOneLock] = {}
@@ -194,7 +199,6 @@ class Line(Background):
             if text == _FREE:
                 self._wake(one)
             else:
-                # Its turn may have been woken before this process listened.
                 self.put(partial(self._look, one))
 
     def _look(self, one: InLine) -> None:
@@ -205,14 +209,14 @@ class Line(Background):
         try:
             pause = self._act_on(one.store.look(one.claim), one, lock)
         except SingletonLockError:
-            # New messages have no turn to lose. Their runs ask, and report the error if it persists.
+            # New messages have no turn to lose, and their runs report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
             self._look_within(lock, pause)
 
     def _act_on(self, answer: Position | Verdict, one: InLine, lock: _OfOneLock) -> float:
-        """Wake *one* if it must come. Returns seconds until the lock's first messages look again."""
+        """Wake *one* if its run must ask now. Returns seconds until the next look."""
         if isinstance(answer, Conflict) and answer.rank:
             self._begin_turn(one, answer, lock)
             return _looks_again_in(answer, one.claim, one.store)
@@ -234,9 +238,8 @@ class Line(Background):
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # No walk along the line, which would cost a crowd of new messages the square of their number.
+        # The place is gone for the next new message, too. Not `lock.first`, which may walk over all messages.
         for each in islice(lock.found_free, 1):
-            # The place is not free for the next new message, either.
             self.put(partial(self._look, each))
 
     def _wake(self, one: InLine) -> None:
