@@ -64,7 +64,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key of *subject*, usually a call's arguments, under a *name* from `checked_name`."""
+    """The key for a *name* from `checked_name`. *subject* is usually the arguments of a call."""
     return _key(f"{start_of_keys(prefix)}{name}:", _written(subject))
 
 
@@ -114,7 +114,7 @@ def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) 
 
 
 def plain(value: Any) -> Any:
-    """*value* as a worker gets it through JSON. Types that JSON lacks are left to kombu's encoder."""
+    """*value* as a worker gets it through JSON. Kombu converts the types that JSON lacks."""
     if type(value) in _PLAIN:
         return value
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
@@ -320,7 +320,7 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """For a task with `pydantic=True`, a function that converts arguments to the models of the body."""
+    """For a task with `pydantic=True`, what converts arguments to the models of the body."""
     # Celery does not store `pydantic=True`. Its wrapper is known by the module that defines it.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
@@ -350,7 +350,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
 
 
 def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:
-    """The label of a call; empty if its task has none, or if making it fails."""
+    """Empty if the task has no label, or if making it fails."""
     if task.lock_options.label is None:
         return ""
     try:

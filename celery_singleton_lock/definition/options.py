@@ -25,7 +25,7 @@ except ImportError:
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# Attributes of kombu's channels with a visibility timeout, and the transport option that sets each.
+# Attributes of kombu's channels, and the transport options that set them.
 _TIMEOUTS = {
     "visibility_timeout": "visibility_timeout",
     "default_visibility_timeout": "visibility_timeout",
@@ -52,7 +52,7 @@ Duration = float | timedelta
 
 
 def not_allowed(name: str, value: Any, advice: str) -> ConfigurationError:
-    """The error for a wrong *value*, with its type if it is no str and its repr looks like one."""
+    """If *value* is no str but its repr looks like one, the text shows its type."""
     text = ""
     # The repr of a lazy translation raises before Django is set up.
     with suppress(Exception):

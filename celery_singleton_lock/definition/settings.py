@@ -67,7 +67,7 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def store_of(app: Celery) -> Store:
-    """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned."""
+    """The store, opened at first use, and again after `app.conf.singleton_lock_url` was assigned."""
     # Reading `app.conf.singleton_lock_url` would search all settings, and slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = getattr(app, _STORE, (None, None))
@@ -146,10 +146,7 @@ def _as_text(url: Any) -> str:
 
 
 def faults_in_names(task: Any) -> Iterator[str]:
-    """Names in a task's classes that look like options and are none, or that are options of another library.
-
-    Overrides are allowed; so are methods and properties, except those of another library.
-    """
+    """Allows overrides, and also methods and properties, unless they are another library's."""
     cls = task.__class__
     ours = options.base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):

@@ -1,4 +1,4 @@
-"""Find the lock that an operator names, and break it: stop its holders, and drop its marks and turns."""
+"""Finds the lock that an operator names, and breaks it."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The holders, marks and turns of one lock that a break ends, or has ended."""
+    """What a break ends, or has ended, in one lock."""
 
     key: str
     name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
@@ -98,7 +98,7 @@ def _drop_dead_turns(locks: Locks, key: str) -> bool:
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Wait at most *seconds*. Return the holders that are left, and the seconds that passed."""
+    """Return the holders that are left, and the seconds that passed."""
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
     began_at = clock()
@@ -169,7 +169,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """The locks whose key or digest, and the calls whose task id, begins with *start*; by key or by task id."""
+    """Locks whose key or digest begins with *start*, and calls whose task id does, each under its name."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -178,7 +178,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
             found[key] = row.lock, None
         if task_id.startswith(start):
             found.setdefault(task_id, (row.lock, task_id))
-    # A full name is not ambiguous, even if another name begins with it.
+    # A full name is not ambiguous.
     return {start: found[start]} if start in found else found
 
 

@@ -1,4 +1,4 @@
-"""`celery -A proj singleton`: see the locks of an app, and free one."""
+"""The commands of `celery -A proj singleton`."""
 
 import getpass
 import json
@@ -32,8 +32,6 @@ keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a 
 
 
 class Commands(click.Group):
-    """Shows errors of the store and the settings without a traceback."""
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

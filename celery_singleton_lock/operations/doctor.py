@@ -56,9 +56,9 @@ Found = tuple[bool | None, str]
 
 
 class Worker(NamedTuple):
-    """The answers of one worker; None for a missing answer."""
+    """The answers of one worker; None if one is missing."""
 
-    pool: str | None  # None if it is not Celery's, and was checked at the start of the worker
+    pool: str | None  # None for a pool that is not Celery's, and that the worker itself has checked
     slots: int
     queues: set[str] | None
     active: set[str] | None
@@ -164,7 +164,7 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers. If they differ, the finding names the faulty ones, or all if none is faulty."""
+    """One finding about all servers. If they differ, it names the faulty servers, or all if none is faulty."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -221,7 +221,7 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
-    """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
+    """The workers that answered, by name; or why none could be asked."""
     answers = dict[str, Any]()
     problems = list[str]()
 
@@ -284,7 +284,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 
 
 def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) -> list[str]:
-    """A fault for each queue to which tasks are routed or calls were published, and which no worker takes."""
+    """A fault for each queue that gets calls and that no worker takes."""
     taken = set[str]()
     for worker in workers.values():
         if worker.queues is None:

@@ -94,13 +94,10 @@ class Snapshot(NamedTuple):
     beat_leads: bool | None  # None if there has never been a beat, or if that is unknown
 
     def named(self, pattern: str) -> list[Row]:
-        """The rows of locks whose name contains the glob *pattern*."""
         return [row for row in self.rows if matches(row.lock.key, f"*{pattern}*")]
 
 
 class Observer:
-    """The locks of an app, and whether its runs can lock now, for all requests together."""
-
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
@@ -116,7 +113,7 @@ class Observer:
         return None
 
     def told(self, error: StoreError | ConfigurationError) -> str:
-        """The text of an error, without the address, which the page shows already."""
+        """The text of an error without the store's address, which the page has already."""
         text = str(error)
         if isinstance(error, StoreError):
             text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
@@ -146,7 +143,6 @@ class Total:
 
 
 def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, Total]:
-    """The totals by name, without beats."""
     totals = defaultdict[str, Total](Total)
     counted = set()
     for row in (row for row in rows if not row.is_beat):
@@ -200,7 +196,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """The top of the page: whether all is well, or what is wrong, and the totals. *events* is None if unknown."""
+    """The top of the page: what is wrong, and the totals. *events* is None if they are unknown."""
     rows, leads = seen.rows, seen.beat_leads
     last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
     kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()

@@ -1,4 +1,4 @@
-"""The locks of an app in rows, one for each holder and each mark; and what happened to a call."""
+"""The locks of an app as rows, and what happened to a call."""
 
 import json
 import re
@@ -133,14 +133,12 @@ class Locks:
         return self.inventory.counted(hash_of(self._start))
 
     def history(self) -> list[dict[str, Any]]:
-        """The last unusual events, the newest first."""
         # If the answer to a batch was lost, its events are in the store twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How many events are shown, and since when events are known."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return options.as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
@@ -163,7 +161,6 @@ class Locks:
             yield from self.store.survey(several[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of *surveys*, or of all locks: holders first, each group by age."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_with_its_due_time(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
@@ -231,7 +228,7 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
     # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
-        # Users' errors may have attributes with the same names.
+        # Users' errors may have the same attributes.
         if isinstance(result, CallRevoked | LockHeld | LockLost):
             # A requeued call may still run, so the reason is not final.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
@@ -301,7 +298,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first *most* names, and how many more there are. *of* is the total, if *names* is incomplete."""
+    """*of* is the total number, if *names* is incomplete."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
