@@ -152,6 +152,7 @@ def faults_in_names(task: Any) -> Iterator[str]:
     for number, each in enumerate(cls.__mro__):
         if each in ours:
             continue
+        # A class that Celery made of `@app.task(...)`, with the keywords as attributes.
         is_decorated = "_decorated" in vars(each)
         for name, value in vars(each).items():
             if any(name in vars(behind) for behind in cls.__mro__[number + 1 :]):
