@@ -492,7 +492,7 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
     ("theirs_is_named", "verdict", "words"),
     [
         pytest.param(
-            *("w@same", False, "Either another deployment has the same singleton_lock_prefix"),
+            *("w@same", False, "Perhaps another deployment has the same singleton_lock_prefix"),
             id="of another deployment",
         ),
         pytest.param(
