@@ -1,6 +1,5 @@
 """The lock key of a call, `{prefix}:v3:{<lock name>:<digest of the arguments>}`, and its label.
 
-The digest is of the arguments as kombu's JSON, with defaults filled in: a tuple is a list, and `1` differs from `"1"`.
 A change of the format needs a new version in the key, because workers of two releases must make equal keys.
 """
 
@@ -48,7 +47,6 @@ class _Encoder(json.JSONEncoder):
         except (SoftTimeLimitExceeded, LockLost):
             raise
         except Exception as error:
-            # A computed field may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
         raise ValueError("it has a set, whose order differs from process to process")
 
@@ -64,7 +62,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The key for a *name* from `checked_name`. *subject* is usually the arguments of a call."""
+    """*name* has to come from `checked_name`. Equal subjects make equal keys."""
     return _key(f"{start_of_keys(prefix)}{name}:", _written(subject))
 
 
@@ -114,7 +112,7 @@ def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) 
 
 
 def plain(value: Any) -> Any:
-    """*value* as a worker gets it through JSON. Kombu converts the types that JSON lacks."""
+    """*value* as a worker gets it through JSON."""
     if type(value) in _PLAIN:
         return value
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
@@ -158,13 +156,13 @@ class KeyMaker:
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # For the fast path in `key`: the positions of the arguments that make the key.
+        # For the fast path in `key`.
         is_written_here = self._is_usual and not self.runs_user_code
         self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call. Raises pydantic's `ValidationError` if a model refuses an argument."""
+        """Raises pydantic's `ValidationError` if a model refuses an argument."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
                 values = []
@@ -276,7 +274,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
 
 
 def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
-    """The parameters that *choice* names; None if all of them count, or a callable decides."""
+    """None if all parameters count, or a callable decides."""
     if choice is None or callable(choice):
         return None
     parameters = signature.parameters

@@ -124,7 +124,7 @@ def base_in(cls: type[Any]) -> type[Any]:
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The assigned value, else the configured one. With a namespace, Celery before 5.7 prefers the configured one."""
+    """Prefers the assigned value. Celery before 5.7 prefers the configured one if there is a namespace."""
     # Read this first: loading the configuration may add to `changes`.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
@@ -188,7 +188,7 @@ _REFUSED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The checked options of one task, with the settings that its runs need. Durations are in seconds.
+    """The checked options of one task, with the settings that it needs. Durations are in seconds.
 
     Attributes:
         holder_name: The name of the task if its lock has another name, else empty.
@@ -239,7 +239,7 @@ def wait_until_bound(task: Any) -> None:
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The `lock_<name>` of a task. `task.lock_key` would make a method of a function."""
+    """The option as it was given: `task.lock_key` would make a method of a function."""
     name = f"lock_{name}"
     return vars(task).get(name, getattr(type(task), name, default))
 
@@ -250,7 +250,7 @@ def refuse(faults: Iterable[str]) -> None:
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task, and its faults. Without *app*, only what the task itself sets."""
+    """Values and faults. Without *app*, only of what the task itself sets."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():
@@ -302,7 +302,6 @@ def is_unicode(text: str) -> bool:
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of the app's keys; by default it begins with the `global_keyprefix` of the results or the broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options

@@ -26,10 +26,8 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a break ends, or has ended, in one lock."""
-
     key: str
-    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
+    name: str | None = None  # a call or `Lock`; None means all, except turns of living owners
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
     turns: Sequence[Holder] = ()
@@ -37,7 +35,7 @@ class Plan:
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
         holders = [each for each in lock.holders if name in (None, each.task_id, worker_of(each.hostname, each.pid))]
-        # The name of a call does not drop the cool-down after its run.
+        # A break of one call keeps the cool-down after its run.
         marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
         states = {each.state for each in marks}
         # A release passes over dead turns, so they need no break while somebody holds the lock.
@@ -67,7 +65,7 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
+    """Carry out the plan. With *force*, free the places at once. Return what was done."""
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, plan.key) else []
     tokens = [holder.token for holder in plan.holders]
@@ -85,7 +83,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drop_dead_turns(locks: Locks, key: str) -> bool:
-    """Wake the next turns, and drop each turn without a listener. Return whether any was dropped."""
+    """Wake the next turns, and drop each turn without a listener."""
     has_dropped = False
     while True:
         locks.store.wake_next(key)
@@ -119,7 +117,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
-    """Drop the *agreed* marks of locks that are still not held. Return these marks, and the number of held locks."""
+    """Skip locks that are held by now. Return the dropped marks, and the number of held locks."""
     calls = {(row.lock.key, row.about.task_id) for row in agreed}
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
@@ -169,7 +167,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """Locks whose key or digest begins with *start*, and calls whose task id does, each under its name."""
+    """Locks whose key or digest begins with *start*, and calls whose task id does."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key

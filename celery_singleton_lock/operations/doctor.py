@@ -1,4 +1,4 @@
-"""Checks of a deployment: its store and servers, settings, tasks, workers and holders."""
+"""The checks of `singleton doctor`."""
 
 import re
 import sys
@@ -74,7 +74,7 @@ def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
-    """All findings, and whether the store does not answer. Each answer may take *timeout* seconds."""
+    """Findings, and whether the store is away. Each answer may take *timeout* seconds."""
     found: dict[str, Found] = {"store": (None, OF_ONE_PROCESS)}
     locks, ahead, is_away = None, 0.0, False
     surveys = list[LockState]()
@@ -232,7 +232,6 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    # A silent broker must not keep this process from ending.
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()

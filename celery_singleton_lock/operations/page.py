@@ -196,7 +196,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """The top of the page: what is wrong, and the totals. *events* is None if they are unknown."""
+    """The top of the page. *events* is None if they are unknown."""
     rows, leads = seen.rows, seen.beat_leads
     last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
     kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()

@@ -1,4 +1,4 @@
-"""The locks of an app as rows, and what happened to a call."""
+"""Locks as rows, and what happened to a call."""
 
 import json
 import re
@@ -39,13 +39,13 @@ _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "tex
 class Row:
     lock: LockState
     about: Holder
-    has_place: bool = False  # True for a holder or the cool-down of a run, False for a mark or a turn
+    has_place: bool = False  # True for a holder, and for the cool-down after a run
     queued_for: float | None = None  # seconds since a queued call was due; None if its task is unknown
     due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
     @property
     def state(self) -> str:
-        """The state as operators see it: a holder that was asked to stop is still `held`."""
+        """For operators, a holder that was asked to stop is still `held`."""
         return str(HolderState.HELD if self.about.has_lease else self.about.state)
 
     @property
@@ -97,7 +97,7 @@ class Row:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The row without its token, with which anybody could release the lock."""
+        """Without the token, with which anybody could release the lock."""
         known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         rare = {
             "queue": self.about.queue,
@@ -147,7 +147,7 @@ class Locks:
         return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
-        """The locks whose name matches the glob *pattern*. A server's error is raised after the locks of the others."""
+        """The error of a server is raised after the locks of the other servers."""
         found = list[str]()
         try:
             found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
@@ -207,7 +207,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
-    """The rows of a lock. Without *with_turns*, only its first turn, and only if there is no other row."""
+    """Without *with_turns*, only the first turn has a row, and only if there is no other row."""
     if survey.problem is not None:
         return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
     found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
@@ -225,7 +225,6 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]
     result = kept.get("result")
-    # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
         # Users' errors may have the same attributes.

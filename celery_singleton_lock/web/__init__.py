@@ -1,4 +1,4 @@
-"""A WSGI application with the locks of an app as a page, and metrics for Prometheus."""
+"""A page with the locks of an app, and metrics for Prometheus."""
 
 import hmac
 import re
@@ -156,7 +156,7 @@ class Metrics(Collector):
             counts = observer.counts.result()
         if counts is None:
             return
-        # A field ends with the task's name, which may have colons. A later version may have other fields.
+        # A task's name, at the end of a field, may have colons. A later version may have other fields.
         of_ours = (field for field in counts if field.count(":") > 1)
         numbers = {tuple(field.split(":", 2)): counts[field] for field in of_ours}
         # Each counter begins at 0, so that Prometheus sees the first event as a rise.
@@ -172,7 +172,7 @@ def _present(observer: Observer, names: Sequence[str]) -> Iterator[core.Metric]:
     _, rows, leads = observer.locks.result()
     if leads is not None:
         yield core.GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
-    # A mark names no task, so it counts for the first task of its lock. A `Lock` counts under an empty name.
+    # A mark names no task, so it counts for the first task of its lock.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:

@@ -78,14 +78,14 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _button_of(row: Row) -> tuple[str, str]:
-    """The text of a row's button, and the holder to ask to stop; each may be empty."""
+    """The text of the button, and the holder to ask to stop; each may be empty."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return "Ask to stop", row.about.task_id or row.worker
     return "" if row.lock.holders or row.lock.problem else "Drop marks", ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
-    """Ask one holder to stop, or drop the marks of a lock that nobody holds if *holder* is empty."""
+    """If *holder* is empty, drop the marks of a lock that nobody holds."""
     locks = Locks(_observer.app)
     if not locks.is_key(key):
         return False, f"Nothing was done: {shown(key)} is not a lock key of this app."

@@ -1,4 +1,4 @@
-"""Django's `AppConfig`, and `manage.py check`: it reports the faults that would end a worker."""
+"""Django's `AppConfig`, and the checks of `manage.py check`."""
 
 from contextvars import ContextVar
 from typing import Any
@@ -37,7 +37,7 @@ def why_no_app(app: Celery) -> str | None:
 
 
 def check_locks(**_: Any) -> list[checks.CheckMessage]:
-    """Check settings, tasks and the URL of the store, without a request to the store."""
+    """Report what would end a worker, without a request to the store."""
     # Celery runs Django's checks when it imports tasks, so this check would recurse without `_imports`. In commands of
     # Celery it is not needed, because workers and beats check locks themselves.
     if _imports.get() or click.get_current_context(silent=True) is not None:
