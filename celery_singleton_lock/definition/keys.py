@@ -1,5 +1,8 @@
 """The lock key of a call, `{prefix}:v3:{<lock name>:<digest of the arguments>}`, and its label.
 
+Calls have one key if the arguments in their messages are equal, with defaults filled in. A tuple equals a list, and an
+enum its value, as in JSON; `1`, `"1"`, `True` and `1.0` differ.
+
 A change of the format needs a new version in the key, because workers of two releases must make equal keys.
 """
 
@@ -47,12 +50,13 @@ class _Encoder(json.JSONEncoder):
         except (SoftTimeLimitExceeded, LockLost):
             raise
         except Exception as error:
+            # A computed field may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
         raise ValueError("it has a set, whose order differs from process to process")
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
-# Faster than `_ENCODER.encode`.
+# They must write the same text as `_ENCODER.encode`, and are faster.
 _WRITERS: Mapping[type, Callable[[Any], str]] = {
     str: encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -112,7 +116,7 @@ def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) 
 
 
 def plain(value: Any) -> Any:
-    """*value* as a worker gets it through JSON."""
+    """*value* as a worker gets it through JSON. Types that JSON lacks are left to kombu's encoder."""
     if type(value) in _PLAIN:
         return value
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):

@@ -297,7 +297,7 @@ def broker_delays(app: Celery) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """False if UTF-8 cannot encode *text*, at which the listener would fail for all locks of its process."""
+    """Whether UTF-8 can encode *text*. Otherwise the listener would fail, and its process hear of no lock any more."""
     return text == text.encode(errors="replace").decode()
 
 

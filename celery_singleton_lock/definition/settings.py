@@ -146,7 +146,10 @@ def _as_text(url: Any) -> str:
 
 
 def faults_in_names(task: Any) -> Iterator[str]:
-    """Allows overrides, and also methods and properties, unless they are another library's."""
+    """Attributes of the task's classes that look like an option and are none, or belong to another library.
+
+    Overrides of a base's attribute are allowed. So are methods and properties, unless they are another library's.
+    """
     cls = task.__class__
     ours = options.base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
