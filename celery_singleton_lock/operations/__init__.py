@@ -26,6 +26,8 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
+    """What a break is to end in one lock, or has ended."""
+
     key: str
     name: str | None = None  # a call or `Lock`; None means all, except turns of living owners
     holders: Sequence[Holder] = ()
@@ -83,7 +85,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drop_dead_turns(locks: Locks, key: str) -> bool:
-    """Wake the next turns, and drop each turn without a listener."""
+    """Wake the next turns, and drop each turn without a listener. Return whether any was dropped."""
     has_dropped = False
     while True:
         locks.store.wake_next(key)
@@ -117,7 +119,10 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
-    """Skip locks that are held by now. Return the dropped marks, and the number of held locks."""
+    """Drop the *agreed* marks of locks that nobody holds now.
+
+    Returns the dropped marks, and the number of held locks.
+    """
     calls = {(row.lock.key, row.about.task_id) for row in agreed}
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
@@ -128,7 +133,10 @@ def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
 
 
 def break_marks(app: "Celery[Any]", pattern: str) -> int:
-    """Drop the marks of locks that nobody holds, as `break --marks PATTERN` does. Return how many were dropped."""
+    """Drop the marks of locks that nobody holds, as `break --marks PATTERN` does. Return how many were dropped.
+
+    *pattern* is a glob for lock names, such as `"shop.*"`.
+    """
     locks = Locks(app)
     dropped, _ = drop_marks(locks, marks_left(locks.surveys(pattern))[0])
     return len(dropped)
@@ -137,7 +145,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if *what* names a call."""
+    """The lock, and the task id if *what* names a call. The state of a call in no lock is empty."""
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
@@ -151,7 +159,7 @@ def named(
         if found:
             return next(iter(found.values()))
         if set("{*?") & set(what):
-            # A pattern, or a key with another prefix, would look like a lock that nobody holds.
+            # Otherwise a pattern, or a key with another prefix, would be taken for a task id.
             raise click.UsageError(
                 f"{what!r} is neither a lock key of this app nor a task id. `list --wide [PATTERN]` shows both; `break "
                 "--marks PATTERN` drops the marks of locks that nobody holds."
@@ -167,7 +175,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """Locks whose key or digest begins with *start*, and calls whose task id does."""
+    """By key, the locks whose key or digest begins with *start*. By task id, the calls whose task id does."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key

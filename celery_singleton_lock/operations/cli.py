@@ -143,9 +143,9 @@ def break_lock(
 ) -> None:
     """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
-    The holder stops at its next renewal, and ends as REVOKED. Only then is the lock
-    free, so two runs do not overlap. Waiting calls keep their turns. A dead holder
-    needs no break, because its lock becomes free within its TTL.
+    The holder learns of the break at its next renewal, and ends as REVOKED. Only then is
+    the lock free, so two runs do not overlap. Calls that wait in a living process keep
+    their turns. A dead holder needs no break, because its lock becomes free within its TTL.
 
     WHAT is the same as for `show`. A task id breaks only that call. After a purge of
     the broker, --marks 'shop.*' drops the queued and next marks of many locks, but

@@ -58,7 +58,7 @@ Found = tuple[bool | None, str]
 class Worker(NamedTuple):
     """The answers of one worker; None if one is missing."""
 
-    pool: str | None  # None for a pool that is not Celery's, and that the worker itself has checked
+    pool: str | None  # None for a pool that is not Celery's, which the worker has checked at its start
     slots: int
     queues: set[str] | None
     active: set[str] | None
@@ -232,6 +232,7 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
+    # Daemons, because a silent broker must not keep this process from ending.
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()

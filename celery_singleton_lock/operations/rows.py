@@ -225,6 +225,7 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]
     result = kept.get("result")
+    # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
         # Users' errors may have the same attributes.

@@ -57,7 +57,7 @@ class LockAdmin(admin.ModelAdmin):
             "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
             "may_break": self.has_break_permission(request),
         }
-        # Otherwise the template's URLs would lead to the default admin, even on another one.
+        # Otherwise the template's URLs would lead to the default admin, even on the page of another admin site.
         request.current_app = self.admin_site.name
         return render(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
 
@@ -85,7 +85,7 @@ def _button_of(row: Row) -> tuple[str, str]:
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
-    """If *holder* is empty, drop the marks of a lock that nobody holds."""
+    """Ask *holder* to stop. If *holder* is empty, drop the marks of a lock that nobody holds."""
     locks = Locks(_observer.app)
     if not locks.is_key(key):
         return False, f"Nothing was done: {shown(key)} is not a lock key of this app."
