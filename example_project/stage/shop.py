@@ -49,7 +49,7 @@ class Shop:
         """Read what is new, and do what is due."""
         self.catch_up()
         if self.history.opened and "beat" not in self.processes:
-            # Not before there are workers, which would run all its calls at once.
+            # Not before there are workers, which would run all earlier calls at once.
             self._start("beat", *_CELERY, "beat", "--scheduler=celery.beat:Scheduler", "--loglevel=INFO")
         if not self.history.kills and (run := self._booking()):
             self._lose(run.worker)

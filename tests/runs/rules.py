@@ -98,7 +98,7 @@ def _follow(run: Run, event: Event) -> None:
 
 
 def exclusive(runs: Sequence[Run], limit: Callable[[Run], int]) -> tuple[list[Finding], Counter[str]]:
-    """The moments at which more bodies of a key ran than its limit allows, and how many of them an excuse explains."""
+    """Where more bodies of a key ran at once than its limit allows, and how often each excuse explains that."""
     findings, excused = [], Counter[str]()
     for key, alike in _by_key(runs).items():
         for run in alike:
@@ -115,7 +115,7 @@ def exclusive(runs: Sequence[Run], limit: Callable[[Run], int]) -> tuple[list[Fi
 
 
 def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Runs without a fence, with the fence of another run, or with a smaller fence than an earlier run."""
+    """Runs without a fence, with the fence of another run, or with a smaller fence than a run that entered before it began."""
     for key, alike in _by_key(runs).items():
         entered = [run.entered for run in alike]
         greatest = list(accumulate((run.fence for run in alike), max))

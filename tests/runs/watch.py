@@ -55,7 +55,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(_ROUND):
-            # A process that is found dead from now on was alive when this round began.
+            # A process that this round finds alive cannot have died before the round began.
             began = now()
             for pid in self._alive.copy():
                 self._look_at(pid)
