@@ -87,7 +87,7 @@ def broker(request: pytest.FixtureRequest, tasks: Any, valkey: Server, monkeypat
     url = valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
     tasks.app.conf.broker_url = url
     monkeypatch.setenv("TEST_BROKER", url)
-    # Messages of earlier tests. (Redis is flushed.)
+    # RabbitMQ still has the messages of earlier tests, while Redis was flushed.
     tasks.app.control.purge()
     return url
 

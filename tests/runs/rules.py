@@ -115,7 +115,7 @@ def exclusive(runs: Sequence[Run], limit: Callable[[Run], int]) -> tuple[list[Fi
 
 
 def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Runs without a fence, with that of another run, or with a smaller one than a run that entered before they began."""
+    """Runs without a fence, with another run's, or with a smaller one than a run that entered before they began."""
     for key, alike in _by_key(runs).items():
         entered = [run.entered for run in alike]
         greatest = list(accumulate((run.fence for run in alike), max))
