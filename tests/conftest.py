@@ -23,12 +23,12 @@ from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import pulse
 
-# Explain failed assertions of the contract as those of a test. Register here, because other folders import it, too.
+# Let pytest explain failed assertions of the contract. Several folders import it, so register it here.
 pytest.register_assert_rewrite("tests.contract.asking", "tests.contract.chapters")
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end the processes that tests start: a shell makes its background processes ignore SIGINT."""
+    """Let Ctrl-C end the processes that tests start, even if a shell started pytest in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -106,13 +106,13 @@ def recorder(valkey: Server) -> Iterator[Recorder]:
 
 @pytest.fixture(autouse=True)
 def no_store_is_taken_for_silent() -> None:
-    """All stores in memory are one, so the silence of one test's store would count in the next test."""
+    """Stores in memory share one address, so a silent store of one test would count as silent in the next."""
     publish._silences.clear()
 
 
 @pytest.fixture(autouse=True)
 def no_result_is_there_already() -> None:
-    """All result backends in memory are one, so a test would find the results of other tests with its task ids."""
+    """Result backends in memory share their data, so a test would find results of another test with its task ids."""
     cache._DUMMY_CLIENT_CACHE.clear()
 
 
@@ -129,7 +129,7 @@ def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPat
             raise
         except StoreError:
             is_long_over = clock() - began > max(bound, 0.0) + 0.2
-            # Not the heartbeat: a test that holds the GIL looks to it like a machine that stands still.
+            # Not the heartbeat, to which a test that holds the GIL looks like a machine that stands still.
             is_the_tests = threading.current_thread() is threading.main_thread()
             if not is_long_over and not (is_the_tests and pulse().stood_still() > before):
                 raise
@@ -141,7 +141,7 @@ def a_machine_that_stands_still_is_no_silent_store(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_to_release() -> Iterator[None]:
-    """Release nothing of one test in the next one, which may use its tokens, or count commands."""
+    """Drop releases that are still to be repeated. The next test may use the same tokens, or count commands."""
     yield
     background._waiting.clear()
     is_idle = threading.Event()
@@ -162,7 +162,7 @@ def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Celery from registering the tasks of one test, or of one module of tests, in the apps of another."""
+    """Keep Celery from registering the tasks of one test in the apps of another."""
     its_own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
     monkeypatch.setattr(_state, "_on_app_finalizers", its_own)
 

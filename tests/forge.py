@@ -1,6 +1,6 @@
-"""Starts processes of Celery in a third of the time: a process that has imported nothing but Celery forks each of them.
+"""Starts processes of Celery quickly: a process that has already imported Celery, and nothing else, forks each of them.
 
-`python -m tests.forge` takes orders, and becomes what is ordered: `python -m celery ...`, to its very end.
+That process is `python -m tests.forge`. It reads orders, and forks a `python -m celery ...` for each.
 """
 
 import json
@@ -50,7 +50,7 @@ class Forged:
         return code
 
     def send_signal(self, number: int) -> None:
-        # As `Popen` does: a process is gone before the file says how it has ended.
+        # A process may have ended before its exit code is in the file.
         with suppress(ProcessLookupError):
             if self.poll() is None:
                 os.kill(self.pid, number)
@@ -66,7 +66,7 @@ Started = Forged | subprocess.Popen[bytes]
 
 
 def start(arguments: list[str], env: dict[str, str], log: Path) -> Started:
-    """Start `python -m celery` with these arguments, in a group of its own, and let it write what it says there."""
+    """Start `python -m celery` with these arguments, in a process group of its own, with its output in *log*."""
     env = {**os.environ, **env}
     if _PATCHED & {*arguments} or _NEEDS_A_START & env.keys():
         with log.open("wb") as output:
@@ -96,11 +96,11 @@ class _Forge:
 _forge = cache(_Forge)
 
 
-# The rest runs in the process that forks.
+# What follows runs in the process that forks.
 
 
 def _take_orders() -> dict[str, Any]:
-    """Run an order in a child, and write down how the child has ended."""
+    """Return an order, in a child of its own, whose parent writes the exit code to a file."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         order: dict[str, Any] = json.loads(line)

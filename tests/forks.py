@@ -7,14 +7,14 @@ from warnings import catch_warnings, simplefilter
 from tests.waiting import pulse
 
 fork_in_c: Callable[[], int] = ctypes.PyDLL(None).fork
-"""As uWSGI forks: none of Python's hooks is called."""
+"""Forks as uWSGI does, without Python's hooks."""
 
 
 def in_a_fork(body: Callable[[], Any], fork: Callable[[], int] = os.fork) -> str:
-    """Run *body* in a forked child; its return value or its error, as text."""
+    """Run *body* in a forked child. Return its result or its error, as text."""
     reader, writer = os.pipe()
     with pulse().paused(), catch_warnings():
-        # Other threads run, from Python 3.12 on a reason to warn.
+        # Python 3.12 warns of a fork while other threads run.
         simplefilter("ignore", DeprecationWarning)
         pid = fork()
         if pid == 0:
@@ -27,7 +27,7 @@ def in_a_fork(body: Callable[[], Any], fork: Callable[[], int] = os.fork) -> str
 
 
 def _answer(body: Callable[[], Any], writer: int) -> None:
-    """Write what *body* returns or raises, and end the process: a child of fork must not go on, whatever happens."""
+    """Write what *body* returns or raises, and end the child, which would otherwise go on with the tests."""
     try:
         text = repr(body())
     except BaseException as error:  # noqa: BLE001 (the parent reads it)

@@ -15,7 +15,7 @@ _RENEWALS = ("EVALSHA " + RENEW.digest, "EVAL " + RENEW.text[:40])
 
 
 class Monitor:
-    """Remembers the commands of clients to a database, or to all, from `__enter__` on."""
+    """Collects the commands of clients to *database*, or to all databases, during the block."""
 
     def __init__(self, server: Server, database: int | None = None) -> None:
         self._client = server.client()
@@ -32,7 +32,7 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self._ends.set()
-        # The ping wakes the thread, which alone may close its connection. If the server has ended, so has the thread.
+        # The ping wakes the thread, which has to close its own connection. If the server is gone, the thread has ended.
         with suppress(redis.RedisError):
             self._client.ping()
         self._thread.join(20)

@@ -64,14 +64,14 @@ class Proxy:
         for connection in connections:
             _close(connection, reset=True)
         for pump in pumps:
-            # While a pump reads from a socket, its reset is not sent.
+            # The reset is not sent while a pump still reads from the socket.
             pump.join(5)
 
     def move(self, port: int) -> None:
         self._upstream = ("127.0.0.1", port)
 
     def lose_reply(self, to: bytes) -> threading.Event:
-        """Returns an event that is set once the reply has been lost."""
+        """Lose the reply to a request that contains *to*. Return an event that is set once it is lost."""
         self._lost = threading.Event()
         self._lose = to
         return self._lost
@@ -134,7 +134,7 @@ class Proxy:
                     for part in [data[at : at + 1] for at in range(len(data))] if self._crumbles else [data]:
                         target.sendall(part)
                         if self._crumbles:
-                            # So that no two bytes are received at once.
+                            # Otherwise two bytes could be received at once.
                             time.sleep(_BETWEEN_CRUMBS)
                 elif self._tears:
                     self._tears = False

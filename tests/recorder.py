@@ -1,4 +1,4 @@
-"""The record of the bodies of the tests' tasks: a Redis list that the locks know nothing about."""
+"""Records when the bodies of the tests' tasks run, in a Redis list apart from the locks."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import redis
 
 from tests.waiting import until
 
-# Longer than any test keeps a gate shut, and no longer than a pool can do without the process.
+# Seconds; longer than any test keeps a gate shut. The pool then gets its process back.
 _PATIENCE = 180.0
 
 
@@ -40,7 +40,7 @@ class Recorder:
 
     @contextmanager
     def body(self, key: Any, run: str, **facts: Any) -> Iterator[None]:
-        """Record that a body runs; a killed body never leaves."""
+        """Record `enter` and `leave`. A killed body has no `leave`."""
         self.write("enter", key, run, **facts)
         try:
             yield
@@ -87,7 +87,7 @@ def numbers(recorder: Recorder, key: str = "k") -> list[int]:
 
 
 def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
-    """Pairs of overlapping runs: an event of one run, and the enter of another run before the first had left."""
+    """The `enter` events of each two runs that overlapped."""
     running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)
     found = []
     for event in events:

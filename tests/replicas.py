@@ -1,4 +1,4 @@
-"""A real master and its replicas on the loopback, without anybody who watches them."""
+"""A real master and its replicas on the loopback, without a Sentinel."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.waiting import until
 
 @contextmanager
 def replicated(kind: str, number: int, *arguments: str) -> Iterator[tuple[Server, list[Server]]]:
-    """A master that is started with *arguments*, and so many replicas that are up to date."""
+    """A master that is started with *arguments*, and *number* replicas that are up to date."""
     with ExitStack() as cleanup:
         master = cleanup.enter_context(running(kind, "--repl-diskless-sync-delay", "0", *arguments))
         follow = ("--replicaof", "127.0.0.1", str(master.port))
@@ -24,9 +24,9 @@ def replicated(kind: str, number: int, *arguments: str) -> Iterator[tuple[Server
 
 
 def wait_until_replicated(master: Server, number: int) -> None:
-    """Wait until so many replicas have everything that was written until now.
+    """Wait until *number* replicas have everything that was written until now.
 
-    WAIT on a connection without a write of its own waits for nothing.
+    The command WAIT waits only for the writes of its own connection.
     """
     with master.client() as client:
         written = client.info("replication")["master_repl_offset"]
@@ -40,7 +40,7 @@ def wait_until_replicated(master: Server, number: int) -> None:
 
 
 def halt(server: Server) -> None:
-    """From now on the replica acknowledges nothing, and loses nothing."""
+    """Stop a replica: it acknowledges nothing, and keeps its data."""
     os.kill(server.pid, signal.SIGSTOP)
 
 

@@ -16,12 +16,12 @@ from tests.waiting import until
 NAME = "locks"
 SENTINELS = 3
 DOWN_AFTER = 1.0
-# In milliseconds, as it is by default. A tenth and less of it while they find one another, and never in a failover:
-# then those who have not heard of a promotion would undo it.
+# Milliseconds, as by default.
 _PERIODS = {"INFO-PERIOD": 10000, "PUBLISH-PERIOD": 2000, "PING-PERIOD": 1000, "ASK-PERIOD": 1000}
+# Only while the sentinels find one another: in a failover, those that have not heard of a promotion would undo it.
 _HURRY = dict.fromkeys(_PERIODS, 100)
-# In milliseconds. A sentinel that was stopped does nothing for this long; the default is 30 s. A master that dies
-# meanwhile has no heir: a replica is never promoted once it has been without a master for ten times `down_after`.
+# Milliseconds for which a sentinel does nothing after it was stopped. After the default of 30 s no replica could be
+# promoted, because it may have been without a master for at most ten times `down_after`.
 _TILT = {"TILT-PERIOD": 3000}
 
 
@@ -51,7 +51,7 @@ class Sentinel(Server):
 
 
 class Deployment:
-    """A master, two replicas, and sentinels that know one another; what tests do to it is called as in a cluster."""
+    """A master, two replicas and three sentinels. Its methods have the names of those of `Cluster`."""
 
     replicas = 2
 
@@ -126,7 +126,7 @@ class Deployment:
 
         def is_over() -> bool:
             nonlocal asked_at
-            # Ask again: a sentinel that was stopped does nothing for some seconds, or it knew no replica to promote.
+            # Ask again: the sentinel may have been stopped before, or may have known no replica to promote.
             if clock() > asked_at + 4:
                 asked_at = clock()
                 with suppress(redis.ResponseError):
@@ -137,7 +137,7 @@ class Deployment:
         return self.master
 
     def wait_for_another(self, before: Server) -> float:
-        """Wait until all sentinels name another master; return the seconds that it took."""
+        """Wait until all sentinels name another master. Return the seconds that it took."""
         began = clock()
         until(lambda: self._all_name_another(before), "there is another master", timeout=60)
         return clock() - began

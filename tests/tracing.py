@@ -11,7 +11,7 @@ def tracer_of(task: Task) -> Any:
 
 
 def traced(task: Task, *args: Any, **request: Any) -> tuple[str, Any]:
-    """Run a call as a worker does, in this thread: its task id, and what has become of it."""
+    """Run a call in this thread, as a worker does. Return its task id and its outcome."""
     task_id = uuid()
     request = {"id": task_id, "args": args, "kwargs": {}, "is_eager": False, **request}
     return task_id, tracer_of(task)(task_id, args, {}, request).info

@@ -1,4 +1,4 @@
-"""The life of a turn, as leases/line.py tells it."""
+"""The states of a turn, read from the docstring of leases/line.py."""
 
 import re
 from collections import defaultdict

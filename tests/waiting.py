@@ -11,7 +11,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 
 SOON = 60
-"""Seconds in which a worker on a busy machine has done anything."""
+"""Seconds that are enough for anything that a worker does on a busy machine."""
 
 T = TypeVar("T")
 
@@ -20,14 +20,14 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
     """Return the first true value of *condition*; fail if there is none within *timeout* seconds."""
     deadline = time.monotonic() + timeout
     while True:
-        # Compare before the look: a process that was paused beyond the deadline looks once more.
+        # Compare first, so that a process that was paused beyond the deadline looks once more.
         is_over = time.monotonic() > deadline
         problem = None
         try:
             if value := condition():
                 return value
         except StoreError as error:
-            # Look again: a machine that pauses for longer than a request may take is no fault.
+            # Look again, because the machine may have paused during the request.
             problem = error
         if is_over:
             raise AssertionError(f"not within {timeout:g} s: {what}") from problem
@@ -35,7 +35,7 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
 
 
 class Pulse:
-    """Knows for how many seconds this process has stood still, as on a machine that pauses."""
+    """Measures for how many seconds this process has stood still, because the machine paused."""
 
     _TICK, _LATE = 0.05, 0.3
 
@@ -58,7 +58,7 @@ class Pulse:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """End the thread for now: if a thread waits for the GIL at a fork in C, the child waits for it for ever."""
+        """End the thread during the block. If it waited for the GIL at a fork in C, the child would hang."""
         self._over.set()
         self._thread.join()
         try:

@@ -80,7 +80,7 @@ class Worker:
         os.kill(self.pid, number)
 
     def wait(self, timeout: float = 90) -> int:
-        # At a warm shutdown a process of billiard may wait for 30 s for its result to be read, which nobody does.
+        # At a warm shutdown, a pool process may wait 30 s for somebody to read its result.
         return self._process.wait(timeout)
 
     def kill(self) -> None:
@@ -101,8 +101,8 @@ class Worker:
 def kill_child(app: Celery, run: Event, number: int = 1) -> None:
     """SIGKILL the pool process of a run, once one of *number* workers knows that the process has taken the task.
 
-    If two processes die at about the same time, Celery may not know yet what the second one has taken. Then it runs
-    that task again in another process, and tells nobody.
+    If two processes die at about the same time, Celery may not know yet what the second one has taken. It would run
+    that task again in another process.
     """
 
     def is_known() -> bool:
@@ -124,13 +124,13 @@ def workers(
         yield [worker.ready() for worker in started]
     finally:
         for worker in started:
-            # Pytest shows it with the test that has failed.
+            # Pytest shows the log of a worker with a failed test.
             sys.stdout.write(worker.log())
             worker.close()
 
 
 def is_alive(pid: int) -> bool:
-    """The process may still run an instruction."""
+    """Whether the process exists and is no zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,1 +1,1 @@
-"""Parts for other frameworks; each is imported by those who use it, and by nothing else."""
+"""Parts for other frameworks. The library imports none of them itself."""

@@ -1,10 +1,9 @@
-"""From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
+"""The lock key of a call, `{prefix}:v3:{<lock name>:<digest of the arguments>}`, and its label.
 
-Two calls have the same key if their messages carry the same arguments, with defaults filled in. They are written as
-kombu's JSON: a tuple as a list, an enum as its value. `1`, `"1"`, `True` and `1.0` differ. A model of pydantic is
-written as its `model_dump(mode="json")`.
+Calls have one key if the arguments that count are equal in their messages, with defaults filled in. A tuple equals a
+list, and an enum its value, as in JSON. `1`, `"1"`, `True` and `1.0` differ.
 
-Workers of two releases must agree on the format, so a change needs a new version in the key.
+A change of the format needs a new version in the key, because workers of two releases must make equal keys.
 """
 
 import hashlib
@@ -31,7 +30,7 @@ from celery_singleton_lock.log import log
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100
-# So short that Redis keeps the hash of a lock as a listpack, in half of the memory.
+# A value of more than 64 bytes would double the memory of its hash in Redis.
 MAX_LABEL = 60
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
 _TEXT = frozenset({str})
@@ -51,13 +50,13 @@ class _Encoder(json.JSONEncoder):
         except (SoftTimeLimitExceeded, LockLost):
             raise
         except Exception as error:
-            # Pydantic passes on what a computed field raises.
+            # A computed field may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
         raise ValueError("it has a set, whose order differs from process to process")
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
-# A direct call of the encoder's functions takes a third of the time.
+# They must write the same text as `_ENCODER.encode`, and are faster.
 _WRITERS: Mapping[type, Callable[[Any], str]] = {
     str: encoder.encode_basestring_ascii,
     int: int.__repr__,
@@ -67,7 +66,7 @@ _WRITERS: Mapping[type, Callable[[Any], str]] = {
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key of a checked name and a *subject*: calls with equal subjects have equal keys."""
+    """*name* has to come from `checked_name`. Equal subjects make equal keys."""
     return _key(f"{start_of_keys(prefix)}{name}:", _written(subject))
 
 
@@ -117,7 +116,7 @@ def checked_name(name: Any, option: str = "lock_name", longest: int = MAX_NAME) 
 
 
 def plain(value: Any) -> Any:
-    """*value* as a worker receives it; types that JSON lacks are left to kombu."""
+    """*value* as a worker gets it through JSON. Types that JSON lacks are left to kombu's encoder."""
     if type(value) in _PLAIN:
         return value
     if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
@@ -133,8 +132,6 @@ def plain(value: Any) -> Any:
 
 
 class KeyMaker:
-    """Makes the lock keys and the labels of a task, and refuses a name, `lock_key` or `lock_label` that cannot work."""
-
     def __init__(self, task: Any, prefix: str = "") -> None:
         body = inspect.getattr_static(type(task), "run")
         function = getattr(body, "__func__", body)
@@ -158,18 +155,18 @@ class KeyMaker:
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
-        # A callable, a model or a format method of an argument makes the key.
+        # A format string calls `__format__` of the arguments.
         self.runs_user_code = callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
         self.needs_only_plain: bool = not self.runs_user_code and are_plain(self._defaults.values())
         self._in_text = sorted(self._names if self._counting is None else set(self._counting))
         self._text = f"{{{','.join(f'{_WRITERS[str](name)}:%s' for name in self._in_text)}}}"
-        # The positions of what counts, for a call that passes each parameter by position.
+        # For the fast path in `key`.
         is_written_here = self._is_usual and not self.runs_user_code
         self._positions = [list(parameters).index(name) for name in self._in_text] if is_written_here else None
         self._has_bare_fields = isinstance(self._choice, str) and all(map(str.isidentifier, _fields_in(self._choice)))
 
     def key(self, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call. The errors of a pydantic model propagate."""
+        """Raises pydantic's `ValidationError` if a model refuses an argument."""
         if self._positions is not None and not kwargs and len(args) == len(self._names):
             try:
                 values = []
@@ -187,7 +184,6 @@ class KeyMaker:
                 self._signature.bind(*args, **kwargs)
             made = _made_by_user(choice, lambda: choice(*args, **kwargs))
             if made is None:
-                # Otherwise all calls would have one key, by mistake.
                 raise ConfigurationError(
                     f"lock_key={choice!r} returned None for this call; return (), or another constant, to give all "
                     "such calls one key; to count every argument, set lock_key=None on the task"
@@ -196,7 +192,7 @@ class KeyMaker:
         return _key(self._start, self._text_of(self._bound(args, kwargs)))
 
     def key_of_some(self, args: Args, kwargs: Kwargs) -> str:
-        """As `key`; arguments that do not make the key may be missing."""
+        """As `key`, but arguments that do not make the key may be missing."""
         if self._receive is not None or self._counting is None:
             return self.key(args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)
@@ -218,14 +214,14 @@ class KeyMaker:
         if isinstance(choice, str):
             fill = partial(choice.format_map, arguments)
             if not (self._has_bare_fields and are_plain(arguments.values())):
-                # These may show a set, which `_FORMATTER` refuses. Formatting by it takes several times as long.
+                # `_FORMATTER` refuses sets, but is much slower than `format_map`.
                 fill = partial(_FORMATTER.vformat, choice, (), _plain_items(arguments))
             return _WRITERS[str](_made_by_user(choice, fill))
         try:
             values = map(arguments.__getitem__, self._in_text)
             return self._text % tuple([_WRITERS[type(value)](value) for value in values])
         except (KeyError, ValueError):
-            # Another type, or an int of more digits than Python writes.
+            # A type without a writer, or an int with more digits than Python converts.
             return _written(arguments if self._counting is None else {name: arguments[name] for name in self._counting})
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
@@ -233,7 +229,7 @@ class KeyMaker:
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}
             if arguments.keys() == self._names and by_position.keys().isdisjoint(kwargs):
-                # The result of `bind`, in a fraction of the time.
+                # Equal to the result of `bind`, but faster.
                 return arguments
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -282,7 +278,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
 
 
 def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
-    """The parameters that *choice* names; None if all of them count, or a callable decides."""
+    """None if all parameters count, or a callable decides."""
     if choice is None or callable(choice):
         return None
     parameters = signature.parameters
@@ -306,7 +302,6 @@ def _parameters_in(option: str, template: str) -> list[str]:
     except ValueError as error:
         raise ConfigurationError(f"{option}={template!r} is not a format string: {error}") from error
     if not names:
-        # `("x")` lacks the comma of a tuple.
         other = '; write ("x",) or "{x}" to count a parameter x, or lock_key=() to lock the task as a whole'
         raise ConfigurationError(f"{option}={template!r} names no {{parameter}}{other if option == 'lock_key' else ''}")
     return names
@@ -327,8 +322,8 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """For a task with `pydantic=True`, a function that makes the models for the body."""
-    # Celery does not keep `pydantic=True`. Its wrapper of the body is known by where it was defined.
+    """For a task with `pydantic=True`, what converts arguments to the models of the body."""
+    # Celery does not store `pydantic=True`. Its wrapper is known by the module that defines it.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
@@ -348,7 +343,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
         return models[name].validate_python(value, context=context) if name in models else value
 
     def receive(args: Any, kwargs: Any) -> tuple[Any, Any]:
-        # A callable in `lock_key` is called with the arguments as they were given, by position or by name.
+        # Keep positional arguments positional: a callable `lock_key` gets them as they were given.
         passed = [made(name, value) for name, value in zip(positions, args, strict=False)]
         named = {name: made(name, value) if name in kinds else value for name, value in kwargs.items()}
         return [*passed, *args[len(positions) :]], named
@@ -357,7 +352,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
 
 
 def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:
-    """The label of a call; empty if its task has none, or if the label fails, which stops no call."""
+    """Empty if the task has no label, or if making it fails."""
     if task.lock_options.label is None:
         return ""
     try:

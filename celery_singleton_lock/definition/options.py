@@ -25,21 +25,21 @@ except ImportError:
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
-# kombu's channel attributes for a visibility timeout, and their options.
+# Attributes of kombu's channels, and the transport options that set them.
 _TIMEOUTS = {
     "visibility_timeout": "visibility_timeout",
     "default_visibility_timeout": "visibility_timeout",
     "default_peek_lock_seconds": "peek_lock_seconds",
 }
 
-# By default kombu looks every hundred seconds for messages whose timeout has passed.
+# Seconds from the visibility timeout to the redelivery at most: kombu looks about every 100 s.
 SWEEP = 120.0
 _delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
 UNSET: Any = object()
-# The acquire script reads every place.
+# acquire.lua reads all places.
 MAX_LIMIT = 1000
-# The scripts count microseconds since 1970, which Lua's numbers hold exactly until the year 2255.
+# Lua's numbers hold the scripts' microseconds exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
 _LONGEST_BINDING_S = 10.0
 
@@ -52,9 +52,9 @@ Duration = float | timedelta
 
 
 def not_allowed(name: str, value: Any, advice: str) -> ConfigurationError:
-    """The error for a wrong *value*; a value that only looks like a str is shown with its type."""
+    """If *value* is no str but its repr looks like one, the text shows its type."""
     text = ""
-    # A repr may fail: a lazy translation raises before Django is set up.
+    # The repr of a lazy translation raises before Django is set up.
     with suppress(Exception):
         text = f"{value!r:.80}"
     is_plain = isinstance(value, str) or (text and text[0] not in "'\"")
@@ -119,19 +119,19 @@ def lockable(app: Celery) -> list[Any]:
 
 
 def base_in(cls: type[Any]) -> type[Any]:
-    """`SingletonTask`, which this module cannot import: task.py imports this one."""
+    """`SingletonTask`. An import of it would be circular."""
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """The assigned value, else the configured one. With a namespace, Celery before 5.7 reverses this order."""
-    # Loading the configuration may assign settings.
+    """Prefers the assigned value. Celery before 5.7 prefers the configured one if there is a namespace."""
+    # Read this first: loading the configuration may add to `changes`.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 
 
 class Option(NamedTuple):
-    """A `lock_*` option; with *app_wide*, a setting of the app can replace its default."""
+    """With *app_wide*, a setting of the app can replace the default."""
 
     default: Any
     check: Callable[[str, Any], Any]
@@ -188,11 +188,10 @@ _REFUSED_PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The checked options of one task, with the settings that its runs need. Durations are seconds.
+    """The checked options of one task, with the settings that it needs. Durations are in seconds.
 
     Attributes:
         holder_name: The name of the task if its lock has another name, else empty.
-        kills: The process of a run that loses its lease is killed.
         redelivered_within: Seconds for which the broker may deliver a message again.
     """
 
@@ -229,18 +228,18 @@ def no_process_for(task_name: str) -> ConfigurationError:
 
 
 def wait_until_bound(task: Any) -> None:
-    """Another thread can call a task that is registered and still unbound."""
-    # `task.app` would bind it, but not if a class of the user's has an `app` of its own.
+    """Celery registers a task before binding it, so another thread can already call it."""
+    # Reading `task.app` binds the task, unless the user's class has its own `app`.
     if not task.__bound__:
         task.bind(task.app)
     give_up_at = clock() + _LONGEST_BINDING_S
-    # `bind` sets the stack last.
+    # `bind` sets `request_stack` last.
     while task.request_stack is None and clock() < give_up_at:
         time.sleep(0.001)
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The `lock_<name>` of a task; `task.lock_key` would bind a function."""
+    """The option as it was given: `task.lock_key` would make a method of a function."""
     name = f"lock_{name}"
     return vars(task).get(name, getattr(type(task), name, default))
 
@@ -251,7 +250,7 @@ def refuse(faults: Iterable[str]) -> None:
 
 
 def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The checked values of a task, and the faults. An *app* adds its settings and the defaults."""
+    """Values and faults. Without *app*, only of what the task itself sets."""
     values = dict[str, Any]()
     faults = list[str]()
     for name, option in OPTIONS.items():
@@ -283,14 +282,14 @@ def visibility_timeout_of(app: Celery) -> float:
             channel = app.connection_for_read().get_transport_cls().Channel
             name = next(each for each in _TIMEOUTS if isinstance(getattr(channel, each, None), int | float))
             value = options.get(_TIMEOUTS[name], getattr(channel, name))
-    # SQS takes a text.
+    # SQS accepts the timeout as a str.
     with suppress(TypeError, ValueError):
         value = float(value)
     return seconds("broker_transport_options: visibility_timeout", value, least=0)
 
 
 def broker_delays(app: Celery) -> bool:
-    """RabbitMQ itself delays messages: no worker has such a message before its time, so none can wake it."""
+    """Whether RabbitMQ keeps messages until their ETA, so that no worker can run one earlier."""
     if app not in _delaying:
         driver = app.producer_pool.connections.connection.transport.driver_type
         _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])
@@ -298,17 +297,16 @@ def broker_delays(app: Celery) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """False for a text that the listener cannot send: its process would hear of no lock any more."""
+    """Whether UTF-8 can encode *text*. Otherwise the listener would fail, and its process hear of no lock any more."""
     return text == text.encode(errors="replace").decode()
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of the app's keys; by default it begins with the `global_keyprefix` of the results or the broker."""
     prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
-        # In a cluster, the first braces of a key are its hash tag.
+        # In a cluster, braces in the prefix would become the hash tag.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not is_unicode(prefix) or not prefix or "{" in prefix or "}" in prefix:
         advice = f"give a text without braces that UTF-8 can encode, such as {_DEFAULT_PREFIX!r}"

@@ -1,4 +1,4 @@
-"""The settings of an app: the store of its locks, and the refusal of unknown names."""
+"""The store of an app's locks, and checks for unknown options and settings."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,17 +14,17 @@ from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
-_PORT_OF_RESULTS = 6379  # where Celery's result backend looks for sentinels if the URL names no port
+_PORT_OF_RESULTS = 6379  # Celery's default for a Sentinel of the result backend
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The app's attribute that keeps the URL which was assigned when the store was opened, and the store.
+# The app's attribute with the assigned URL and the store that was opened for it.
 _STORE = "_singleton_lock_store"
-# The hard and the soft time limit of this process's worker: Celery does not pass them on to pool processes.
+# The worker's hard and soft time limit, which Celery does not pass to pool processes.
 limits_of_worker: list[float | None] = [None, None]
 stores_of_locks: list[Callable[[Celery], Store]] = []
-"""Filled by `testing`. The last entry gives each `Lock` its store, whatever its `url`."""
+"""Filled by `testing`: the last function gives each `Lock` its store, whatever its `url`."""
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options of others for which `_nearest` would suggest a wrong name.
+# Names in other libraries for which `_nearest` would suggest a wrong option.
 _MEANT = {
     **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
     "lock_blocking_timeout": "lock_wait_timeout",
@@ -67,14 +67,14 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
 
 
 def store_of(app: Celery) -> Store:
-    """The app's store of locks, opened at first use, and again after `app.conf.singleton_lock_url` was assigned."""
-    # Look among the assigned settings only: a search of all would slow each task.
+    """The store, opened at first use, and again after `app.conf.singleton_lock_url` was assigned."""
+    # Reading `app.conf.singleton_lock_url` would search all settings, and slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
     before, store = getattr(app, _STORE, (None, None))
     if store is None or before != assigned:
         options.refuse(faults_in_settings(app))
         store = open_store(app)
-        # Not `setattr`, which the class of a user's app may refuse.
+        # The class of a user's app may refuse `setattr`.
         vars(app)[_STORE] = assigned, store
     return store
 
@@ -95,11 +95,10 @@ def _opened(app: Celery) -> Store:
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
     replicas = options.count("singleton_lock_replicas", options.setting(app, "singleton_lock_replicas", 0), least=0)
-    # The history has a limit, because a page reads all of it at once.
     history: Any = options.setting(app, "singleton_lock_history", Store.history)
     history = options.count("singleton_lock_history", history, least=0, most=10_000)
     if "username" in own or "password" in own:
-        # The provider from Celery's settings would override this username and password.
+        # A provider from Celery's settings would override this username and password.
         arguments.pop("credential_provider", None)
     store = store_from_url(url, {**in_redis_py(arguments), **own}, replicas)
     store.history = history
@@ -147,15 +146,16 @@ def _as_text(url: Any) -> str:
 
 
 def faults_in_names(task: Any) -> Iterator[str]:
-    """Names in the classes of a task that look like an option and are none, or belong to another library.
+    """Attributes of the task's classes that look like an option and are none, or belong to another library.
 
-    Overrides of a base's attribute are allowed. So are methods and properties, unless named as another library's.
+    Overrides of a base's attribute are allowed. So are methods and properties, unless they are another library's.
     """
     cls = task.__class__
     ours = options.base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
         if each in ours:
             continue
+        # A class that Celery made of `@app.task(...)`, with the keywords as attributes.
         is_decorated = "_decorated" in vars(each)
         for name, value in vars(each).items():
             if any(name in vars(behind) for behind in cls.__mro__[number + 1 :]):
@@ -192,7 +192,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
     for written in map(str, app.conf):  # never the values, which may be secret or computed
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, options.as_celery_reads(app, name))
-        # A name that Celery does not read may be another program's.
+        # If Celery does not read the name, it may be another program's.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")

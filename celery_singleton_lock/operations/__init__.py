@@ -1,4 +1,4 @@
-"""Find the lock that an operator names, ask its holders to stop, wait until they have, and drop marks and turns."""
+"""Finds the lock that an operator names, and breaks it."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +16,8 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2  # seconds
-_UNTIL_A_RENEWAL = 0.5  # of the time left, which is at least 2/3 ttl; the next renewal is at most 1/3 ttl away
-_TO_END = 5.0  # seconds from the renewal to the end of a run that lets `LockLost` through
+_UNTIL_A_RENEWAL = 0.5  # of the time left: the next renewal comes within ttl/3, and at least 2/3 ttl is left
+_TO_END = 5.0  # seconds for a run to end after `LockLost`
 
 
 def _name_of(holder: Holder) -> str:
@@ -26,10 +26,10 @@ def _name_of(holder: Holder) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """The holders, marks and turns of one lock that a break ends, or has ended."""
+    """What a break is to end in one lock, or has ended."""
 
     key: str
-    name: str | None = None  # the call or `Lock` that is meant; None means all, except turns of living owners
+    name: str | None = None  # a call or `Lock`; None means all, except turns of living owners
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
     turns: Sequence[Holder] = ()
@@ -37,10 +37,10 @@ class Plan:
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
         holders = [each for each in lock.holders if name in (None, each.task_id, worker_of(each.hostname, each.pid))]
-        # A cool-down after a run is not dropped by the name of its call.
+        # A break of one call keeps the cool-down after its run.
         marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
         states = {each.state for each in marks}
-        # While somebody holds the lock, dead turns need no break: the release passes over them.
+        # A release passes over dead turns, so they need no break while somebody holds the lock.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns)
@@ -67,7 +67,7 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask the plan's holders to stop, or free their places if *force*; drop marks and turns. Return what was done."""
+    """Carry out the plan. With *force*, free the places at once. Return what was done."""
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, plan.key) else []
     tokens = [holder.token for holder in plan.holders]
@@ -77,7 +77,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(plan.key, plan.name)
         for turn in plan.turns:
-            # A living call loses nothing: its message carries its rank, with which it gets its position back.
+            # A living call gets its position back, because its message carries its rank.
             locks.store.release(Claim(plan.key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(plan.key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -85,7 +85,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drop_dead_turns(locks: Locks, key: str) -> bool:
-    """Wake the waiting turns, and drop each turn without a listener; return whether any was dropped."""
+    """Wake the next turns, and drop each turn without a listener. Return whether any was dropped."""
     has_dropped = False
     while True:
         locks.store.wake_next(key)
@@ -98,7 +98,7 @@ def _drop_dead_turns(locks: Locks, key: str) -> bool:
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
-    """Wait at most *seconds*; return the holders that are left, and how long it took."""
+    """Return the holders that are left, and the seconds that passed."""
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
     began_at = clock()
@@ -119,7 +119,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
 
 
 def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
-    """Drop the *agreed* marks that are still there, except in locks that somebody holds now.
+    """Drop the *agreed* marks of locks that nobody holds now.
 
     Returns the dropped marks, and the number of held locks.
     """
@@ -127,13 +127,16 @@ def drop_marks(locks: Locks, agreed: Iterable[Row]) -> tuple[list[Row], int]:
     marks, held = marks_left(locks.surveys_of(sorted({key for key, _ in calls})))
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
-        # Named by the task id, so the mark of a later call stays. The turn of the call is dropped, too.
+        # By the task id, so that a later call keeps its mark.
         locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 
 
 def break_marks(app: "Celery[Any]", pattern: str) -> int:
-    """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
+    """Drop the marks of locks that nobody holds, as `break --marks PATTERN` does. Return how many were dropped.
+
+    *pattern* is a glob for lock names, such as `"shop.*"`.
+    """
     locks = Locks(app)
     dropped, _ = drop_marks(locks, marks_left(locks.surveys(pattern))[0])
     return len(dropped)
@@ -142,7 +145,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if *what* names a call. A call in no lock has an empty state."""
+    """The lock, and the task id if *what* names a call. The state of a call in no lock is empty."""
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
@@ -152,11 +155,11 @@ def named(
         found = _found(locks, what)
         if len(found) > 1:
             which = a_few([shown(name) for name in found], most=10)
-            raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
+            raise click.UsageError(f"{what!r} is the beginning of several names: {which}. Give more of one of them.")
         if found:
             return next(iter(found.values()))
         if set("{*?") & set(what):
-            # Otherwise the answer would be that nobody holds it, even for a key of another prefix, or a pattern.
+            # Otherwise a pattern, or a key with another prefix, would be taken for a task id.
             raise click.UsageError(
                 f"{what!r} is neither a lock key of this app nor a task id. `list --wide [PATTERN]` shows both; `break "
                 "--marks PATTERN` drops the marks of locks that nobody holds."
@@ -172,7 +175,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """By key: locks whose key or digest begins with *start*. By task id: calls whose task id begins with it."""
+    """By key, the locks whose key or digest begins with *start*. By task id, the calls whose task id does."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key
@@ -181,7 +184,7 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
             found[key] = row.lock, None
         if task_id.startswith(start):
             found.setdefault(task_id, (row.lock, task_id))
-    # A full name means itself, even if another name begins with it.
+    # A full name is not ambiguous.
     return {start: found[start]} if start in found else found
 
 
@@ -207,8 +210,8 @@ def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: b
     ends_in = duration(max(holder.expires_in for holder in left))
     lines = [
         f"Not free after {duration(seconds)}. If the process is dead, its lease ends in {ends_in}.",
-        "A body that catches LockLost, as `except Exception` does, that lets no other thread run, or that is only",
-        "warned (lock_on_lost='warn'), runs to its end.",
+        "A body runs to its end if it catches LockLost, as `except Exception` does, if it lets no other thread run,",
+        "or if it is only warned (lock_on_lost='warn').",
     ]
     if ids := [shown(holder.task_id) for holder in left if holder.task_id]:
         lines.append("To end it with its process:")

@@ -1,4 +1,4 @@
-"""`celery -A proj singleton`: see the locks of an app, and free one."""
+"""The commands of `celery -A proj singleton`."""
 
 import getpass
 import json
@@ -32,8 +32,6 @@ keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a 
 
 
 class Commands(click.Group):
-    """Commands that say what is wrong with store or settings, instead of a traceback."""
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -63,8 +61,8 @@ def locks_of(obj: Any) -> rows.Locks:
 def singleton(ctx: click.Context, **_: Any) -> None:
     """Show the locks of singleton tasks, and free them.
 
-    Everything is read from the store of the locks, so no worker has to run. The lock of a
-    holder that has died is free within its ttl.
+    The commands read the store of the locks, so no worker has to run. If a holder has died,
+    its lock becomes free within its TTL.
     """
 
 
@@ -106,9 +104,9 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | None, is_json: bool) -> None:
     """Show one lock in full, or what happened to a call.
 
-    WHAT is a lock key; the name of a task, with the arguments that make the key of
-    a call; or the task id of a call. The beginning of a key, of its digest, or of a
-    task id is enough. Exits with 1 if nothing is known.
+    WHAT is a lock key, a task id, or the name of a task with the arguments of a call.
+    The beginning of a key, of its digest, or of a task id is enough. Exits with 1 if
+    nothing is known.
     """
     locks = locks_of(obj)
     lock, task_id = operations.named(locks, what, args, kwargs)
@@ -122,12 +120,12 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @click.argument("what", required=False)
 @arguments_option
 @keywords_option
-@click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
-@click.option("--holder", metavar="ID", help="Only this holder of several: its task id, or hostname:pid.")
-@click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
-@seconds_option("--wait", type=click.FloatRange(min=0), help="How long to wait until it is free.")
+@click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names, if nobody holds them.")
+@click.option("--holder", metavar="ID", help="Break only this holder: its task id, or hostname:pid.")
+@click.option("--force", is_flag=True, help="Free the lock at once. Its body may still run beside the next one.")
+@seconds_option("--wait", type=click.FloatRange(min=0), help="How long to wait until the lock is free.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
 @click.pass_obj
 def break_lock(
@@ -145,13 +143,13 @@ def break_lock(
 ) -> None:
     """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
-    The holder hears of the break at its next renewal and ends as REVOKED. Then the
-    lock is free, so nothing overlaps. Waiters that are alive keep their turns. A
-    holder that has died needs no break: its lock is free within its ttl.
+    The holder learns of the break at its next renewal, and ends as REVOKED. Only then is
+    the lock free, so two runs do not overlap. Calls that wait in a living process keep
+    their turns. A dead holder needs no break, because its lock becomes free within its TTL.
 
-    WHAT is a lock, named as for `show`; or a task id, which means this call alone.
-    After a purge, --marks 'shop.*' drops the queued and next marks of many locks,
-    except those that somebody holds.
+    WHAT is the same as for `show`. A task id breaks only that call. After a purge of
+    the broker, --marks 'shop.*' drops the queued and next marks of many locks, but
+    not of locks that are held.
     """
     locks = locks_of(obj)
     if marks is not None and not (what or args or kwargs or holder or force or wait is not None):
@@ -185,8 +183,8 @@ def break_lock(
 def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
     """Show what happened: skipped and refused calls, lost leases, dead holders, a silent store.
 
-    The newest event comes first; one of the last seconds may be missing. PATTERN is a
-    glob for lock names, such as 'shop.*'.
+    The newest event comes first. Events of the last seconds may be missing. PATTERN is
+    a glob for lock names, such as 'shop.*'.
     """
     locks = locks_of(obj)
     kept = locks.history()
@@ -221,11 +219,11 @@ def examine(obj: Any, timeout: float, is_json: bool) -> None:
 @click.option("--bind", default="127.0.0.1:8765", show_default=True, metavar="HOST:PORT", help="Where to listen.")
 @click.pass_obj
 def web(obj: Any, bind: str) -> None:
-    """Serve a page with the locks, for a browser.
+    """Serve a web page with the locks.
 
-    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store, asks no
-    worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
-    is set.
+    There are also /locks.json, /healthz, and /metrics for Prometheus. The page frees no
+    lock. Other machines can reach it only with --bind and a password in the environment
+    variable SINGLETON_WEB_PASSWORD.
     """
     try:
         from celery_singleton_lock.web import application  # noqa: PLC0415 (the others work without the extra [web])
@@ -300,7 +298,7 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
 
     notice, code = text("to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
-        # These rows say when a call is due: one with a countdown is not lost.
+        # Show when each call is due: a call with a countdown is not lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
         click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:
@@ -322,7 +320,7 @@ def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoR
 
 
 def _confirm() -> None:
-    # Without a terminal, the prompt would read the input of the script that calls us.
+    # Without a terminal, the prompt would read the input of a calling script.
     if sys.stdin is None or not sys.stdin.isatty():
         raise click.ClickException("nothing was done, because there is no terminal to ask; give --yes")
     click.confirm("Go on?", abort=True, err=True)

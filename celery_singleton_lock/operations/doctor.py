@@ -1,4 +1,4 @@
-"""Checks of a deployment: its store and servers, settings, tasks, workers and holders."""
+"""The checks of `singleton doctor`."""
 
 import re
 import sys
@@ -28,12 +28,12 @@ CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holder
 _SLOW = 0.02  # seconds of a round trip
 _CLOCKS_DIFFER_BY = 1.0  # seconds
 _OLDEST = 7  # major version of Redis
-_NEARLY_ALL = 0.8  # of the connections
+_NEARLY_ALL = 0.8  # of all connections
 _FEW_SLOTS = 4
 _LONG_TTL = 600.0  # seconds
 _QUEUED_LONG = 60.0  # seconds
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
-_CLOCK_WRONG = "ages and the slots of a beat are wrong by as much, leases are not; fix the time service of that clock"
+_CLOCK_WRONG = "ages, and the slots of a beat, are wrong by as much, but no lease is; check the time services of both"
 _PREVENTED = "not checked, because of the fault above"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
@@ -43,30 +43,30 @@ _SILENT = (
 )
 _IDLE = "not active on a worker that has answered"
 _OF_ANOTHER = (
-    "renewed, but not active on the worker of that name. Either another deployment has the same singleton_lock_prefix "
-    "and store, so give each a prefix of its own. Or the run has died a moment ago"
+    "renewed, but the worker of that name does not run it. Perhaps another deployment has the same "
+    "singleton_lock_prefix and store: give each deployment its own prefix. Or the run died a moment ago"
 )
 _ELSEWHERE = (
     "has another store or another singleton_lock_prefix than this command, so it does not see the locks and marks of "
-    "processes that are configured as this one; give all of them the same singleton_lock_url and singleton_lock_prefix"
+    "processes with the settings of this one; give all processes the same singleton_lock_url and singleton_lock_prefix"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-_RENEWED = 7 / 6  # age plus `expires_in`, in ttls: 1 until the first renewal, at least 4/3 afterwards
+_RENEWED = 7 / 6  # age plus `expires_in`, in TTLs: it is 1 before the first renewal, and at least 4/3 afterwards
 _QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
 _TO_CONNECT = 5.0  # seconds, to the broker
 
 Found = tuple[bool | None, str]
-"""Whether all is well, or None if that could not be checked; and the details."""
+"""Whether all is well, or None if that could not be checked; and the text for the operator."""
 
 
 class Worker(NamedTuple):
-    """The answers of one worker; None for a missing answer."""
+    """The answers of one worker; None if one is missing."""
 
-    pool: str | None  # one of Celery's; None for another, which has been checked at the start of the worker
+    pool: str | None  # None for a pool that is not Celery's, which the worker has checked at its start
     slots: int
     queues: set[str] | None
     active: set[str] | None
-    store: dict[str, Any]  # `problem`; or by how many seconds the store's clock is `ahead`, and if it `sees` our lock
+    store: dict[str, Any]  # a `problem`; or seconds by which the store's clock is `ahead`, and if it `sees` our lock
 
 
 def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
@@ -78,7 +78,7 @@ def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
-    """All findings, and whether the store does not answer. The workers and the store have *timeout* seconds each."""
+    """Findings, and whether the store is away. Each answer may take *timeout* seconds."""
     found: dict[str, Found] = {"store": (None, OF_ONE_PROCESS)}
     locks, ahead, is_away = None, 0.0, False
     surveys = list[LockState]()
@@ -95,7 +95,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
     if locks:
         found |= _about_use(locks, timeout)
         try:
-            # Survey first: a run that began after its worker had answered would seem inactive.
+            # Survey before the workers are asked: a run that began after their answers would seem inactive.
             surveys += locks.surveys()
         except StoreError as error:
             found["holders"] = None, str(error)
@@ -147,7 +147,7 @@ def _about_clocks(ahead: float, workers: Mapping[str, Worker]) -> Found:
     aheads = {"this machine's": ahead}
     aheads |= {f"that of {name}": worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
-        f"that of the store is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {whose}: {_CLOCK_WRONG}"
+        f"the store's clock is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} {whose}: {_CLOCK_WRONG}"
         for whose, ahead in aheads.items()
         if abs(ahead) > _CLOCKS_DIFFER_BY
     ]
@@ -170,7 +170,7 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
 
 
 def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
-    """One finding about all servers. If they differ, the finding names the faulty ones, or all if none is faulty."""
+    """One finding about all servers. If they differ, it names the faulty servers, or all if none is faulty."""
     found = [(where, *look(report)) for where, report in sorted(reports.items())]
     is_well = all(ok for _, ok, _ in found)
     if len({detail for *_, detail in found}) == 1:
@@ -228,7 +228,7 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 @contextmanager
 def _lock_held(locks: Locks | None, timeout: float) -> Iterator[str]:
-    """A key that is held while the workers are asked, so that they find it in the same store; empty without a store."""
+    """Hold a key while the workers are asked: a worker with the same store sees it. Empty if it cannot be held."""
     if locks is None:
         yield ""
         return
@@ -246,12 +246,12 @@ def _lock_held(locks: Locks | None, timeout: float) -> Iterator[str]:
 
 
 def _longest_asking(timeout: float) -> float:
-    # An app with one connection asks one question after another.
+    # With a single connection to the broker, the questions follow each other.
     return len(_QUESTIONS) * timeout + _TO_CONNECT
 
 
 def _ask_workers(app: Celery, timeout: float, held: str) -> tuple[dict[str, Worker], str | None]:
-    """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
+    """The workers that answered, by name; or why none could be asked."""
     answers = dict[str, Any]()
     arguments = {"singleton_store": {"held": held}}
     problems = list[str]()
@@ -264,7 +264,7 @@ def _ask_workers(app: Celery, timeout: float, held: str) -> tuple[dict[str, Work
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
-    # Daemons, so that a silent broker does not keep this process from ending.
+    # Daemons, because a silent broker must not keep this process from ending.
     asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
         thread.start()
@@ -278,10 +278,10 @@ def _ask_workers(app: Celery, timeout: float, held: str) -> tuple[dict[str, Work
 
 
 def _worker_in(stats: Any, active: Any, queues: Any, store: Any) -> Worker:
-    # A worker whose answer has failed sends the text of its error.
+    # After an error, the answer of a worker is the text of that error.
     named = None
     if isinstance(queues, list):
-        # A route may name an alias. A broadcast's route names the exchange, because each worker has its own queue.
+        # A route may name a queue's alias, or the exchange of a broadcast.
         named = {str(each[word]) for each in queues for word in ("name", "alias") if each.get(word)}
         named |= {each["exchange"]["name"] for each in queues if each["exchange"]["type"] == "fanout"}
     kind = str(stats.get("pool", {}).get("implementation")).partition(":")[0]
@@ -298,7 +298,6 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
-        # A worker takes questions only under these two conditions.
         if not (app.conf.worker_enable_remote_control and app.connection_for_write().supports_exchange_type("fanout")):
             why = "their broker, such as SQS, has no broadcasts, or worker_enable_remote_control is off"
             return None, f"the workers could not be asked: {why}"
@@ -319,7 +318,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 
 
 def _not_taken(app: Celery, rows: Iterable[Row], workers: Mapping[str, Worker]) -> list[str]:
-    """A fault for each queue to which tasks are routed or calls were published, and which no worker takes."""
+    """A fault for each queue that gets calls and that no worker takes."""
     taken = set[str]()
     for worker in workers.values():
         if worker.queues is None:
@@ -370,23 +369,22 @@ def _state_of(holder: Holder, survey: LockState, workers: Mapping[str, Worker]) 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
 _WAITING = "lock_on_conflict='wait' occupies a pool slot, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
-    "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
+    "locks that no task of this app has, so they belong to a Lock, or to another app with the same "
     "singleton_lock_prefix"
 )
 _QUEUED = (
-    "calls are queued for more than a minute though a worker is idle. Perhaps a rate_limit keeps them, or a busy "
-    "worker has reserved them. Or a worker that had received them was killed, and the broker delivers them again, "
-    "after its visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops "
-    "their marks"
+    "calls are queued for more than a minute, although a worker is idle. Perhaps a rate_limit keeps them, or a busy "
+    "worker has reserved them. If their worker was killed, the broker delivers them again, perhaps only after its "
+    "visibility timeout. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
 _LONG = (
-    "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long ttl only lengthens "
-    "the wait after a death; 30 is usual"
+    "lock_ttl, in seconds, is long. A lease is renewed while its body runs, so a long lock_ttl only keeps the lock "
+    "longer if the process dies; 30 is usual"
 )
 _NO_EFFECT = "options that have no effect with the other options of their task"
 _CACHES = (
-    "caches of Django in the database of the locks. There, cache.clear() is FLUSHDB, and frees each lock while its "
-    "body runs; give the locks a database of their own by singleton_lock_url"
+    "caches of Django are in the database of the locks, where cache.clear() (FLUSHDB) frees all locks, even of bodies "
+    "that run; let singleton_lock_url name another database"
 )
 _PASSWORD = (
     "the password in singleton_lock_url is printed by `celery report`, `inspect conf` and Flower; give it in "
@@ -416,7 +414,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
     if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
-    # Celery recognises secret settings by their names, and does not mask this one.
+    # Celery masks settings by their names, and does not mask this one.
     if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
         texts.append(_PASSWORD)
     of_broker = app.conf.broker_transport_options or {}

@@ -1,4 +1,4 @@
-"""The locks of an app for requests of Flask and of Django's admin, and the facts of their page."""
+"""What the page of the locks shows, in Flask and in Django's admin."""
 
 import threading
 from collections import Counter, defaultdict
@@ -25,11 +25,11 @@ from celery_singleton_lock.stores.redis.answers import in_short
 T = TypeVar("T")
 
 _PATIENCE = 1.75  # seconds for which a request waits
-_SLOW = _PATIENCE / 4  # seconds of a slow look
-_TRIAL = 1.25  # less than `_PATIENCE`, or a request would give up before the error of the trial
+_SLOW = _PATIENCE / 4  # seconds; a look that takes longer is slow
+_TRIAL = 1.25  # seconds; less than `_PATIENCE`, otherwise a request would end before the error of the trial comes
 _TRIED_EVERY = 3.0  # seconds
 _AGAIN_AFTER_AN_ERROR = 1.0  # seconds
-_REST = 20  # an answer serves 20 times as long as its look took, so looks take at most 1/20 of the store's time
+_REST = 20  # an answer is reused for 20 times the duration of its look, to spare the store
 _AT = "{:%Y-%m-%d %H:%M:%S}"
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
@@ -38,7 +38,7 @@ _LONG_WAIT = 900.0  # seconds after which a call that waits is a fault, as in do
 
 
 class Look(Generic[T]):
-    """Asks the store by calling *see*, in one thread at a time. An answer serves at least *rest* seconds."""
+    """Calls *see* in one thread at a time. All requests share its answer, for at least *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
@@ -54,7 +54,7 @@ class Look(Generic[T]):
         self._began_at = self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
-        """The present answer. If there is none, or it is too old, a thread begins to look for a new one."""
+        """The last answer, or the next one if the last is too old."""
         with self._beginning:
             answer = self._answer
             if answer is None or (answer.done() and clock() >= self._serves_until):
@@ -65,7 +65,7 @@ class Look(Generic[T]):
             return answer
 
     def result(self) -> T:
-        """The answer; or the previous one, if this look is late and the previous look was slow."""
+        """The answer. If it is late, and the previous look was slow, the previous answer."""
         try:
             return self.begin().result(max(0.0, self._began_at + _PATIENCE - clock()))
         except TimeoutError:
@@ -77,7 +77,7 @@ class Look(Generic[T]):
         began_at = clock()
         try:
             found = self._see()
-        except Exception as error:  # noqa: BLE001 (for each request that waits)
+        except Exception as error:  # noqa: BLE001 (raised in each request that waits)
             self.took = 0.0
             self._serves_until = clock() + _AGAIN_AFTER_AN_ERROR
             answer.set_exception(error)
@@ -94,13 +94,10 @@ class Snapshot(NamedTuple):
     beat_leads: bool | None  # None if there has never been a beat, or if that is unknown
 
     def named(self, pattern: str) -> list[Row]:
-        """The rows of locks whose name contains the glob *pattern*."""
         return [row for row in self.rows if matches(row.lock.key, f"*{pattern}*")]
 
 
 class Observer:
-    """The locks of an app, and whether its runs can lock now. Many requests share one look at the store."""
-
     def __init__(self, app: Celery) -> None:
         self.app = app
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
@@ -116,7 +113,7 @@ class Observer:
         return None
 
     def told(self, error: StoreError | ConfigurationError) -> str:
-        """The text of an error, without the address, which the page shows already."""
+        """The text of an error without the store's address, which the page has already."""
         text = str(error)
         if isinstance(error, StoreError):
             text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
@@ -132,7 +129,7 @@ def _snapshot(app: Celery) -> Snapshot:
 
 
 def why(error: StoreError | ConfigurationError) -> str:
-    """Why runs cannot lock. Strangers may read it, so it has no address."""
+    """Why runs cannot lock. `/healthz` shows this without a password, so the text must have no address."""
     return in_short(error.problem) if isinstance(error, StoreError) else "the settings of the store cannot work"
 
 
@@ -146,7 +143,6 @@ class Total:
 
 
 def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, Total]:
-    """The totals, by name, without the leases of beats."""
     totals = defaultdict[str, Total](Total)
     counted = set()
     for row in (row for row in rows if not row.is_beat):
@@ -158,14 +154,14 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
         if row.lock.key not in counted:
-            # Each row of a lock has all waiters of the lock.
+            # Each row has all waiters of its lock.
             counted.add(row.lock.key)
             total.waiting += row.lock.waiting
     return totals
 
 
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
-    """The facts for a template, which must escape them for HTML. A `problem` means that no locks can be shown."""
+    """The facts for a template, which must escape them for HTML. With a `problem` there are no locks."""
     name = shown(observer.app.main or "this app")
     facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _AT.format(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history):
@@ -186,7 +182,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     recent = [event for event in events or () if matches(event["key"], f"*{pattern}*")][:_MOST_EVENTS]
     verdict = verdict_on(seen, events)
     if trouble is not None:
-        # The store may refuse to record the events, so that an hour of faults would look like a quiet one.
+        # The store may have refused to record events, and the last hour would look quiet.
         del verdict["facts"]["Last hour"]
     return facts | {
         "now": _AT.format(seen.at),
@@ -200,7 +196,7 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
 
 
 def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Whether the locks, the last hour's events and the beat are well, or what is wrong. None means unknown."""
+    """The top of the page. *events* is None if they are unknown."""
     rows, leads = seen.rows, seen.beat_leads
     last_hour = [event for event in events or () if event["at"] > (seen.at - timedelta(hours=1)).isoformat()]
     kinds = Counter(event_cells(event)["event"] for event in last_hour).most_common()
@@ -237,6 +233,6 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             "asked_by": row.asked_by,
             "left": f"{duration(row.left)} of {duration(row.about.ttl)}" if row.about.has_lease else duration(row.left),
         }
-        # UTF-8 cannot encode lone surrogates, which `shown` escapes.
+        # `shown` escapes lone surrogates, which UTF-8 cannot encode.
         texts = {head.replace(" ", "_"): shown(text or "") for head, text in (row.cells | told).items()}
         yield {**texts, "row": row}

@@ -1,4 +1,4 @@
-"""The locks of an app in rows, one for each holder and each mark; and what happened to a call."""
+"""Locks as rows, and what happened to a call."""
 
 import json
 import re
@@ -27,7 +27,7 @@ _COLUMNS = 100
 _CUT = {"lock", "label", "worker", "queue"}
 _HIDDEN_IF_EMPTY = {"label", "queue"}
 _SHORTENED = {"task id", "holder", "key"}
-_BEGIN = 8  # letters of a shortened name
+_BEGIN = 8  # letters
 _DUE_NOW = 0.1  # seconds: the times of a mark are rounded
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
@@ -39,13 +39,13 @@ _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "tex
 class Row:
     lock: LockState
     about: Holder
-    has_place: bool = False  # a holder, or the cool-down of a run; no mark and no turn
-    queued_for: float | None = None  # seconds since a queued call came due; None if the task is unknown here
+    has_place: bool = False  # True for a holder, and for the cool-down after a run
+    queued_for: float | None = None  # seconds since a queued call was due; None if its task is unknown
     due_in: float | None = None  # seconds until a queued call is due, if it has a countdown
 
     @property
     def state(self) -> str:
-        """The state for operators, to whom a holder that was asked to stop is `held`."""
+        """For operators, a holder that was asked to stop is still `held`."""
         return str(HolderState.HELD if self.about.has_lease else self.about.state)
 
     @property
@@ -97,7 +97,7 @@ class Row:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """The row as JSON, without the token, with which anybody could release the lock."""
+        """Without the token, with which anybody could release the lock."""
         known = {name: getattr(self.about, name) if self.has_place or name in _OF_A_MARK else None for name in _FACTS}
         rare = {
             "queue": self.about.queue,
@@ -133,14 +133,12 @@ class Locks:
         return self.inventory.counted(hash_of(self._start))
 
     def history(self) -> list[dict[str, Any]]:
-        """The last unusual events, the newest first."""
-        # In a set: a batch whose answer was lost is in the store twice.
+        # If the answer to a batch was lost, its events are in the store twice.
         texts = set(self.store.fields(hash_of(self._start, "history")).values())
         events = [json.loads(text) for text in texts if text.startswith(BEGINS_EVENT)]
         return sorted(events, key=lambda event: str(event["at"]), reverse=True)[: self.store.history]
 
     def extent(self, kept: Sequence[Mapping[str, Any]] | None, number: int) -> str:
-        """How far back the history goes. Otherwise readers would take a forgotten event for one that never happened."""
         since = f" since {event_cells(kept[-1])['when']} UTC" if kept else ""
         text = "What has happened is not known" if kept is None else f"{number} of {len(kept)} unusual events{since}"
         return options.as_set(self.app, f"{text} (singleton_lock_history={self.store.history}).")
@@ -149,7 +147,7 @@ class Locks:
         return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
-        """Each lock whose name matches the glob *pattern*, and at last the error of a server that is away."""
+        """The error of a server is raised after the locks of the other servers."""
         found = list[str]()
         try:
             found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
@@ -163,7 +161,6 @@ class Locks:
             yield from self.store.survey(several[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all: holders first, the oldest first in each group."""
         tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
         rows = [_with_its_due_time(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
@@ -181,9 +178,9 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     task, *others = tasks[row.name]
     if not others:  # a mark names no task
         row = replace(row, about=replace(mark, task_name=task.name))
-    # A task whose options are at fault must not hide the other locks.
+    # A task with a wrong option must not hide the other locks.
     with suppress(ConfigurationError):
-        # A mark ends `due_for` seconds after its call is due; without `due_for`, `lock_queue_ttl` seconds after.
+        # A mark ends `due_for` or else `lock_queue_ttl` seconds after its call is due.
         due_in = mark.expires_in - (mark.due_for or task.lock_options.queue_ttl)
         row = replace(row, queued_for=max(0.0, -due_in), due_in=due_in if due_in > _DUE_NOW else None)
     return row
@@ -192,7 +189,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
 def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
     found = defaultdict[str, list[Any]](list)
     for task in options.lockable(app):
-        # The checks report a name that is no `str`, and no command may fail here.
+        # A `lock_name` that is no `str` must not stop a command. The checks report it.
         found[str(keys.lock_name_of_task(task))].append(task)
     return found
 
@@ -210,7 +207,7 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
-    """The rows of a lock. Without *with_turns* a lock shows its first turn, and only if it has no other row."""
+    """Without *with_turns*, only the first turn has a row, and only if there is no other row."""
     if survey.problem is not None:
         return [Row(survey, Holder(survey.key, "", HolderState.UNREADABLE, datetime.now(UTC), 0.0, task_id=""))]
     found = [Row(survey, each, has_place=True) for each in survey.places] + [Row(survey, each) for each in survey.marks]
@@ -219,7 +216,7 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 
 
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """A call and its result as JSON has them; its rows; and why its result is unreadable, or None."""
+    """What `show --json` says of a call; its rows; and, if its result cannot be read, the reason."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call = dict.fromkeys(_OF_CALL) | {"task_id": task_id, "locks": [row.as_json() for row in rows]}
     try:
@@ -231,7 +228,7 @@ def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str 
     # A body may return an exception, which is then an ordinary result.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
-        # Other errors may have attributes with these names.
+        # Users' errors may have the same attributes.
         if isinstance(result, CallRevoked | LockHeld | LockLost):
             # A requeued call may still run, so the reason is not final.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
@@ -301,7 +298,7 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
-    """The first few names, and the number of the rest. If *names* is incomplete, *of* is the total."""
+    """*of* is the total number, if *names* is incomplete."""
     rest = (len(names) if of is None else of) - len(names[:most])
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 

@@ -1,4 +1,4 @@
-"""A page with the locks of an app, and their metrics for Prometheus, as a WSGI application."""
+"""A page with the locks of an app, and metrics for Prometheus."""
 
 import hmac
 import re
@@ -37,7 +37,7 @@ _TEXT = {"Content-Type": "text/plain; charset=utf-8"}
 _METRICS = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 _CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
 
-# A key, a task id or a worker is no label, because each new value would be a series of its own in Prometheus.
+# Never label a metric with a key, a task id or a worker: each value would be a new series in Prometheus.
 _COUNTERS = {
     "acquired": "Leases that were granted.",
     "conflicts": "Calls that were not granted their key, by what became of them.",
@@ -70,15 +70,15 @@ _Numbers = Mapping[tuple[str, ...], int]
 def application(app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> "Site":
     """A WSGI application with the locks of *app*: `/`, `/locks.json`, `/metrics` and `/healthz`.
 
-    It frees no lock, and shows no arguments and no tokens. Without a *password* everybody who reaches it may read it,
-    so mount it behind your sign-in. Any user name goes with the password. Requests for other *hosts* are refused,
-    because another site could read a page on this machine by DNS rebinding.
+    It frees no lock, and shows no arguments and no tokens. Without a *password* everybody who reaches it can read it,
+    so mount it behind your sign-in. With a password, any user name is accepted. Requests for other host names than
+    *hosts* are refused. On a developer's machine this stops other sites from reading the page by DNS rebinding.
     """
     return Site(app, password, hosts)
 
 
 class _Client(WSGIRequestHandler):
-    timeout = 10  # for a silent client
+    timeout = 10  # seconds, for a silent client
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None: ...
 
@@ -129,7 +129,7 @@ class Site(Flask):
         return "ok\n", _TEXT
 
     def server(self, host: str, port: int) -> BaseWSGIServer:
-        """A server of the page that listens already. If it cannot listen, Werkzeug says why and ends the process."""
+        """A server that listens already. If the address cannot be used, Werkzeug ends the process."""
         return make_server(host, port, self, threaded=True, request_handler=_Client)
 
 
@@ -139,7 +139,7 @@ def _with_headers(response: Response) -> Response:
 
 
 class Metrics(Collector):
-    """The metrics of an app; only the counters if its locks cannot be listed."""
+    """The metrics of an app. If its locks cannot be listed, only the counters."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -150,20 +150,20 @@ class Metrics(Collector):
             look.begin()
         meaning = "Whether runs can lock: the store answers, and does what a run asks for."
         yield core.GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
-        # Keep the counters while the store is away: Prometheus sees no rise in a series that was missing before.
+        # Keep the counters while the store is away: Prometheus would miss a rise after a gap.
         counts = observer.counts.last
         with suppress(StoreError, ConfigurationError):
             counts = observer.counts.result()
         if counts is None:
             return
-        # The task, the last part of a field, may have colons. A later version may have fields of another form.
+        # A task's name, at the end of a field, may have colons. A later version may have other fields.
         of_ours = (field for field in counts if field.count(":") > 1)
         numbers = {tuple(field.split(":", 2)): counts[field] for field in of_ours}
-        # Begin each counter of each task at 0, so that the first event is a rise.
+        # Each counter begins at 0, so that Prometheus sees the first event as a rise.
         names = sorted({*(task.name for task in lockable(observer.app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)
         yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
-        # The store's user may have no right to list the keys.
+        # Listing the keys needs a right that the store's user may lack.
         with suppress(StoreError, ConfigurationError):
             yield from _present(observer, names)
 
@@ -172,7 +172,7 @@ def _present(observer: Observer, names: Sequence[str]) -> Iterator[core.Metric]:
     _, rows, leads = observer.locks.result()
     if leads is not None:
         yield core.GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
-    # A mark names no task, so it counts for the first task of its lock name. A `Lock` counts under an empty name.
+    # A mark names no task, so it counts for the first task of its lock.
     owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
@@ -194,7 +194,7 @@ def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> core.Metric:
     label, values = _LABELS.get(what, ("", ("",)))
     labels = ["task", label] if label else ["task"]
     family = core.CounterMetricFamily(f"singleton_lock_{what}", _COUNTERS[what], labels=labels)
-    # A newer version may have counted other values.
+    # A newer version may have counted values that `_LABELS` lacks.
     values = tuple(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
     for task in tasks:
         for value in values:

@@ -1,1 +1,1 @@
-"""The stage shows the shop: it plays the story, records and draws. None of it is the example."""
+"""The stage plays the story of the shop, records and draws it. None of it is the example."""

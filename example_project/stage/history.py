@@ -61,7 +61,7 @@ class Lane:
         return min((other for other in self.runs if other.start > run.end), key=lambda other: other.start, default=None)
 
     def orphaned(self, now: float) -> list[tuple[float, float]]:
-        """From when to when a killed run still kept its key from the others."""
+        """The times in which the lease of a killed run kept others out."""
         return [(run.end, self.freed_after(run) or now) for run in self.killed()]
 
     def at_once(self, since: float, until: float) -> int:
@@ -80,8 +80,8 @@ class History:
     """One shop's records, read as they come.
 
     Arguments:
-        locked: This is the shop with the lock.
-        keys: The keys of which something is expected, in this order.
+        locked: Whether this is the shop with the lock.
+        keys: The keys that have to be run, in this order.
     """
 
     def __init__(self, *, locked: bool, keys: Iterable[str] = ()) -> None:

@@ -30,7 +30,7 @@ def key_of(task: Task, args: Sequence[object]) -> str:
 
 @contextmanager
 def recorded(task: Task) -> Iterator[Callable[[float], None]]:
-    """Write down when a body enters and leaves; in between it works by calling what it gets."""
+    """Write down when a body enters and leaves. Yield a function with which the body works."""
     run = {"run": secrets.token_hex(8), **_origin(task)}
     records.write("enter", **run)
     try:
@@ -43,7 +43,7 @@ def _work(run: dict[str, str | int], seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(_TICK, left))
-        # A killed body writes no end. Its last tick says until when it ran.
+        # A killed body writes no end, so its last tick says until when it ran.
         records.write("tick", **run)
 
 

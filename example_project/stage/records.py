@@ -7,7 +7,7 @@ from redis import Redis
 
 _STREAM = "shop:records"
 _KEPT = 50_000
-# One clock for all processes of a machine and all its containers; it never steps.
+# The same clock in all processes and containers of a machine; it never steps.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -21,7 +21,7 @@ class Record:
 
 
 class Records:
-    """The stream at *url*, to write to and to read on from where one stopped."""
+    """The stream at *url*, to write to and to read what is new."""
 
     def __init__(self, url: str) -> None:
         self._redis = Redis.from_url(url, decode_responses=True)

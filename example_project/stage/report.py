@@ -32,7 +32,7 @@ def complaints(history: History, *, kill: bool = False) -> list[str]:
 
     Arguments:
         history: The shop with the lock.
-        kill: A worker was to be killed in the midst of a run.
+        kill: Whether a worker was to be killed during a run.
     """
     found = [f"{key} overlapped" for key, lane in history.lanes.items() if lane.overlaps]
     found += [f"{key} never ran" for key, lane in history.lanes.items() if not lane.runs]

@@ -14,7 +14,7 @@ from example_project.stage.story import KEYS, LAMPS
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CELERY = ("-m", "celery", "-A", "example_project.app")
-# Long enough to see that it runs, and well before it ends.
+# Seconds; the run is well under way, and does not end soon.
 _BEFORE_THE_KILL = 0.5
 _LONGEST_GOODBYE = 5.0
 
@@ -49,7 +49,7 @@ class Shop:
         """Read what is new, and do what is due."""
         self.catch_up()
         if self.history.opened and "beat" not in self.processes:
-            # Not before: what it sends to nobody would all run in the first second.
+            # Not before there are workers, which would run all earlier calls at once.
             self._start("beat", *_CELERY, "beat", "--scheduler=celery.beat:Scheduler", "--loglevel=INFO")
         if not self.history.kills and (run := self._booking()):
             self._lose(run.worker)
@@ -66,12 +66,12 @@ class Shop:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A group of its own: Ctrl-C is for the conductor, and a kill takes the pool along.
+                # A process group of its own: Ctrl-C reaches only the demo, and a kill takes the pool along.
                 start_new_session=True,
             )
 
     def _environment(self) -> dict[str, str]:
-        # Celery would let CELERY_BROKER_URL, and so somebody's real broker, override ours.
+        # A CELERY_BROKER_URL from outside would override ours, and might name a real broker.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("CELERY_")}
         return {**inherited, "SHOP_BROKER_URL": self._url, "SHOP_LOCK": self._lock, "SHOP_KILL": "on"}
 
@@ -87,7 +87,7 @@ class Shop:
         self._start("list", *_CELERY, "singleton", "list")
 
     def listed(self) -> str:
-        """The locks that were held when the worker had died, as `singleton list` printed them."""
+        """What `singleton list` printed after the worker had died."""
         if "list" not in self.processes:
             return "(no worker was killed)"
         lines = (self._logs / f"lock-{self._lock}-list.log").read_text(encoding="utf-8", errors="replace")
@@ -108,6 +108,6 @@ def close(shops: Iterable[Shop]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill it and its children. Until the wait nobody else can get the number of its group."""
+    """Kill a process and its children. Its group exists until the wait, so no other process is hit."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

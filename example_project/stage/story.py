@@ -91,11 +91,10 @@ def pause(seconds: float) -> None:
 
 
 def let_the_worker_die() -> None:
-    """Where there is somebody to kill the worker of this delivery, wait for it.
+    """Wait until the worker of this delivery is killed, if it will be.
 
-    The next delivery must not be on its way into that worker. Celery's Redis
-    transport takes a message off the list before it notes it as unacknowledged,
-    and a message in between is lost with the worker.
+    Celery's Redis transport takes a message off the list before it notes it as
+    unacknowledged. A message that the dying worker takes would be lost.
     """
     if os.environ.get("SHOP_KILL") != "on":
         return

@@ -26,7 +26,7 @@ Operate = Callable[..., Result]
 
 @pytest.fixture(scope="module", autouse=True)
 def env(valkey_process: Server) -> Iterator[dict[str, str]]:
-    """The environment of each process of these tests. Celery runs as root only if it is told to."""
+    """The environment of each process of these tests. With `C_FORCE_ROOT`, Celery runs as root, too."""
     shared = {"TEST_STORE": valkey_process.url, "TEST_TTL": "10", "C_FORCE_ROOT": "1"}
     with pytest.MonkeyPatch.context() as patched:
         for name, value in shared.items():
@@ -36,7 +36,7 @@ def env(valkey_process: Server) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(autouse=True)
 def tasks(valkey: Server) -> Iterator[Any]:
-    # Other modules have made this app theirs, and may have closed its pools.
+    # Another module of tests may have changed this app, or closed its pools.
     forget_connections(app.app)
     store = valkey.url.removesuffix("/0")
     app.app.conf.update(broker_url=valkey.url, result_backend=f"{store}/1", singleton_lock_url=f"{store}/2")
@@ -44,7 +44,7 @@ def tasks(valkey: Server) -> Iterator[Any]:
     has_published = app.app.amqp._producer_pool is not None
     forget_connections(app.app)
     if has_published:
-        # Results that are collected only when the server is gone complain.
+        # Results that are collected after the server has gone would write errors.
         gc.collect()
 
 
@@ -87,7 +87,7 @@ def broker(request: pytest.FixtureRequest, tasks: Any, valkey: Server, monkeypat
     url = valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
     tasks.app.conf.broker_url = url
     monkeypatch.setenv("TEST_BROKER", url)
-    # Unlike Redis, RabbitMQ still has what an earlier test has left.
+    # RabbitMQ still has the messages of earlier tests, while Redis was flushed.
     tasks.app.control.purge()
     return url
 
@@ -100,7 +100,7 @@ def forget_connections(app: Any) -> None:
 
 
 def new_call(task: Any, *args: Any, but: list[Any]) -> Any:
-    """Publish a call until it stands for itself: none of those before it is in its way."""
+    """Publish until the call is not refused, and is none of the calls in *but*."""
     known = {each.id for each in but}
 
     def published() -> Any:
@@ -113,7 +113,7 @@ def new_call(task: Any, *args: Any, but: list[Any]) -> Any:
 
 
 def one_valkey() -> Any:
-    """The fixture `valkey`, for all tests of a module, each of which has a key of its own."""
+    """A fixture `valkey` that is flushed once for a module, whose tests have keys of their own."""
 
     @pytest.fixture(scope="module")
     def valkey(valkey_process: Server) -> Server:

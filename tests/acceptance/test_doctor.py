@@ -502,14 +502,14 @@ def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock:
         diagnosis = answered(on_command_line, env_of())
 
     assert diagnosis.wrong == ["clock"]
-    assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
+    assert re.search(rf"the store's clock is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
 
 
 @pytest.mark.parametrize(
     ("theirs_is_named", "verdict", "words"),
     [
         pytest.param(
-            *("w@same", False, "Either another deployment has the same singleton_lock_prefix"),
+            *("w@same", False, "Perhaps another deployment has the same singleton_lock_prefix"),
             id="of another deployment",
         ),
         pytest.param(

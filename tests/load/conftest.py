@@ -12,7 +12,7 @@ from tests.servers import Server
 def client(server: Server) -> Iterator[Any]:
     with server.client() as client:
         client.config_set("slowlog-log-slower-than", 0)
-        # The commands within the scripts are noted as well.
+        # Commands of scripts are noted, too.
         client.config_set("slowlog-max-len", 1_000_000)
         client.slowlog_reset()
         yield client

@@ -1,4 +1,4 @@
-"""Pages of the docs as programs: their Python, from the first block to the last, in one module."""
+"""Pages of the docs as programs: all Python blocks of a page are one module."""
 
 import importlib
 import os
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shop(folder: Path, valkey: Server) -> Iterator[Program]:
-    """Write the program of a page, on a server of the test's, and import it as its reader would."""
+    """Write the program of a page, with the URL of the test's server, and import it."""
     with ExitStack() as stack:
 
         def write(page: str) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The record of fire and combinations: lines in a file, so that a killed process leaves what it has written."""
+"""The record of fire and combinations, in a file, because a killed process cannot lose what it has written there."""
 
 import json
 import os
@@ -48,13 +48,13 @@ class Execution:
 
 
 execution: ContextVar[Execution] = ContextVar("execution", default=Execution())  # noqa: B039 (it is frozen)
-# In an hour, process ids are used again.
+# Pids are reused within an hour, so begin at the time.
 _runs = count(time.time_ns())
 
 
 @cache
 def record() -> Record:
-    """The record of this process; a process that only sends may have none."""
+    """The record of this process. A process that only publishes may have none."""
     return Record(os.environ.get("TEST_RECORD", os.devnull))
 
 
@@ -91,7 +91,7 @@ def _noted(begin: str, end: str, key: str, **facts: Any) -> Iterator[None]:
 
 
 def work(seconds: float) -> None:
-    """Be busy for so long, in slices, so that a thread can be interrupted; a stop of the process does not count."""
+    """Sleep in slices, so that a thread can be interrupted. Time in which the process is stopped does not count."""
     for _ in range(max(1, round(seconds / 0.05))):
         time.sleep(min(seconds, 0.05))
 

@@ -1,4 +1,4 @@
-"""The runs of a record, and the two promises that hold in all of them: one at a time, and fences that only grow."""
+"""The runs of a record, and the two promises that hold for them: one at a time, and fences that only grow."""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass
 class Run:
-    """One execution of a message; without a body if it did not get the lock."""
+    """One execution of a message. It has no body if it did not get the lock."""
 
     run: str
     key: str
@@ -98,11 +98,11 @@ def _follow(run: Run, event: Event) -> None:
 
 
 def exclusive(runs: Sequence[Run], limit: Callable[[Run], int]) -> tuple[list[Finding], Counter[str]]:
-    """Where more bodies of a key ran at once than its limit allows; and how often an excuse explains such a moment."""
+    """Where more bodies of a key ran at once than its limit allows, and how often each excuse explains that."""
     findings, excused = [], Counter[str]()
     for key, alike in _by_key(runs).items():
         for run in alike:
-            # The latest to enter, or to lose its excuse, makes it too many.
+            # The limit can only be exceeded when a run enters, or loses its excuse.
             for moment in sorted({run.entered, *(until for _, until, _ in run.excuses if until < run.over)}):
                 others = [other for other in alike if other.runs_at(moment)]
                 counted = [other for other in others if other.excuse_at(moment) is None]
@@ -115,7 +115,7 @@ def exclusive(runs: Sequence[Run], limit: Callable[[Run], int]) -> tuple[list[Fi
 
 
 def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Where a run that asked after another had been granted has no greater fence, or the fence of another, or none."""
+    """Runs without a fence, with another run's, or with a smaller one than a run that entered before they began."""
     for key, alike in _by_key(runs).items():
         entered = [run.entered for run in alike]
         greatest = list(accumulate((run.fence for run in alike), max))

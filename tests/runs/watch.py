@@ -27,7 +27,7 @@ class Open:
 
 
 class Watch:
-    """A thread that reads the record of the workers, and adds which of their processes die."""
+    """Reads the record of the workers in a thread, and adds which of their processes have died."""
 
     def __init__(self, path: str, record: Record) -> None:
         self._reader, self._record = Reader(path), record
@@ -55,7 +55,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._over.wait(_ROUND):
-            # A process that dies later was alive when this round began.
+            # A process that this round finds alive cannot have died before the round began.
             began = now()
             for pid in self._alive.copy():
                 self._look_at(pid)
@@ -70,7 +70,7 @@ class Watch:
                 self._alive = self._alive | {event.pid}
                 self._look_at(event.pid)
         elif event.name == "enter" and event.pid in self._alive:
-            # A process that had died before this line was read is noted already.
+            # If the process has died, that is noted already.
             self._open[event.run] = Open(event.pid, event.facts["task"], event.key, event.at, event.facts["seconds"])
         elif event.name in ("leave", "ended"):
             self._open.pop(event.run, None)
@@ -90,7 +90,7 @@ def send(pid: int, number: int) -> None:
 
 
 def group_of(pid: int) -> int:
-    """The process group, which is the pid of the worker; 0 if the process is gone."""
+    """The process group, whose number is the pid of the worker; 0 if the process is gone."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -1,3 +1,3 @@
-"""The shop's own tests are run as their users do: by a pytest of their own."""
+"""Runs the shop's own tests in a pytest of their own, as users do."""
 
 collect_ignore = ["shop"]

@@ -17,7 +17,7 @@ from tests.topologies.leases import Topology
 
 @pytest.fixture(scope="session")
 def calm() -> Iterator[Deployment]:
-    """For tests that do no harm to it, nor does a machine that is paused for a while."""
+    """For tests that do no harm to it. A pause of the machine starts no failover."""
     with deployed("redis", down_after=60.0) as deployment:
         yield deployment
 
@@ -78,7 +78,7 @@ def cleanup() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def tasks(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The app of this environment, which is that of the workers, too."""
+    """The module of the app, in the same environment as the workers."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     sys.modules.pop("tests.topologies.app", None)

@@ -12,7 +12,7 @@ from celery_singleton_lock import ConfigurationError, SingletonTask
 @pytest.fixture
 def app() -> Iterator[Celery]:
     app = Celery("shop", broker="memory://", set_as_current=False)
-    # Queues in memory are those of the process.
+    # All apps of a process share the queues in memory.
     app.conf.update(singleton_lock_url=f"memory://{uuid()}", task_default_queue=uuid())
     yield app
     app.close()

@@ -1,7 +1,7 @@
 """The locks in Django's admin, and a task class for projects in Django.
 
-`INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]` adds a page to the admin. It needs Django's admin, and the
-Celery app that the project imports at its start.
+`INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]` adds a page to the admin. The project must import its
+Celery app when it starts.
 """
 
 from celery.contrib.django.task import DjangoTask

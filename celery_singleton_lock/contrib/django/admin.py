@@ -20,19 +20,17 @@ from celery_singleton_lock.operations import Plan, ask
 from celery_singleton_lock.operations.page import Observer, page_context
 from celery_singleton_lock.operations.rows import Locks, Row
 
-# Choose the app while the project is loaded: a thread of a request may have another current app in Celery.
+# Taken at import, because the thread of a request may have another current app in Celery.
 _observer = Observer(app_or_default())
 
 
 @admin.register(Lock)
 class LockAdmin(admin.ModelAdmin):
-    """The page, for users who may see the locks; its buttons, for users who may break them."""
-
     def get_urls(self) -> list[Any]:
-        """The page and its button only: a lock is neither added, changed nor deleted."""
+        """Only the page and its button, not the views that add, change or delete."""
         page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
         return [
-            path("", page, name="celery_singleton_lock_lock_changelist"),  # the name by which the admin's index links
+            path("", page, name="celery_singleton_lock_lock_changelist"),  # the admin's index links to this name
             path("break/", require_POST(button)),
         ]
 
@@ -59,7 +57,7 @@ class LockAdmin(admin.ModelAdmin):
             "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
             "may_break": self.has_break_permission(request),
         }
-        # A project may have several admins, and the template names URLs of this one.
+        # Otherwise the template's URLs would lead to the default admin, even on the page of another admin site.
         request.current_app = self.admin_site.name
         return render(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
 
@@ -80,14 +78,14 @@ class LockAdmin(admin.ModelAdmin):
 
 
 def _button_of(row: Row) -> tuple[str, str]:
-    """The text of the row's button, and the holder that the button asks to stop; each may be empty."""
+    """The text of the button, and the holder to ask to stop; each may be empty."""
     if row.about.has_lease and not row.is_beat and not row.asked_by:
         return "Ask to stop", row.about.task_id or row.worker
     return "" if row.lock.holders or row.lock.problem else "Drop marks", ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
-    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds."""
+    """Ask *holder* to stop. If *holder* is empty, drop the marks of a lock that nobody holds."""
     locks = Locks(_observer.app)
     if not locks.is_key(key):
         return False, f"Nothing was done: {shown(key)} is not a lock key of this app."

@@ -1,4 +1,4 @@
-"""Django's `AppConfig`, and the checks of `manage.py check`: all faults that would end a worker."""
+"""Django's `AppConfig`, and the checks of `manage.py check`."""
 
 from contextvars import ContextVar
 from typing import Any
@@ -27,7 +27,7 @@ class LocksConfig(AppConfig):
 
 
 def why_no_app(app: Celery) -> str | None:
-    """A fault if *app* is only the default app that Celery makes; None if *app* is the project's."""
+    """A fault if *app* is the default app that Celery makes, and not the project's."""
     if app is not _state.default_app or app.main != "default":
         return None
     return (
@@ -37,9 +37,9 @@ def why_no_app(app: Celery) -> str | None:
 
 
 def check_locks(**_: Any) -> list[checks.CheckMessage]:
-    """Check settings, tasks and the URL of the store, without a request to the store."""
-    # Celery runs Django's checks when it imports tasks, so without `_imports` this check would recurse. Workers and
-    # beats check locks at their start.
+    """Report what would end a worker, without a request to the store."""
+    # Celery runs Django's checks when it imports tasks, so this check would recurse without `_imports`. In commands of
+    # Celery it is not needed, because workers and beats check locks themselves.
     if _imports.get() or click.get_current_context(silent=True) is not None:
         return []
     app = app_or_default()

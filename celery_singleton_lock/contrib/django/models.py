@@ -1,4 +1,4 @@
-"""A lock as the object of permissions and of the admin's log, without a table."""
+"""A model without a table, for permissions and for the admin's log."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class _Nothing(models.Manager):
-    """No rows: otherwise `dumpdata`, which asks each model for its rows, fails without the table."""
+    """Has no rows: otherwise `dumpdata` would fail, because there is no table."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().none()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-# Before the shop is loaded: tests that run beside each other on one server have keys of their own.
+# Set before the import of the shop: parallel tests on one server need different keys.
 os.environ["SHOP_PREFIX"] = f"test-{os.environ.get('PYTEST_XDIST_WORKER', 'master')}"
 
 from shop import app, imports_may_end
