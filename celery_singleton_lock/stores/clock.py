@@ -22,7 +22,7 @@ class ServerClock:
     def __init__(self) -> None:
         self._latest = 0
         self._seen_at = float("-inf")
-        self._ahead = float("-inf"), float("inf")  # the least and the most seconds
+        self._ahead = float("-inf"), float("inf")  # seconds by which the server's clock leads: least, most
 
     def compare(self, now: int, sent_at: float) -> float:
         """The seconds by which the server's clock was set since the last comparison. *now* is in microseconds."""

@@ -44,7 +44,7 @@ class MemoryStore(Store):
         return round(self._server.time() * 1_000_000)
 
     def _refuse_a_copy(self, pid: int) -> None:
-        """Called after a fork from *pid*, before the copied locks are used. It may raise."""
+        """Called after a fork from *pid*, before the copied locks are used."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report no step of the clock, because `advance` sets it."""
@@ -109,7 +109,7 @@ class OwnMemory(Connections):
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server = server
         self._refuse_a_copy = refuse_a_copy
-        # `redis_connect_func` replaces AUTH and CLIENT SETINFO, because the server is in this process.
+        # `redis_connect_func` replaces AUTH and CLIENT SETINFO.
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
         super().__init__(pool, "memory://")

@@ -15,8 +15,8 @@ ACQUIRE_BOUND = 5.0  # seconds
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: despite a queued call, too.
-# The mark of a newest call, in whose favour older calls may have ended: `next` after a requeue.
+PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: also despite a queued call.
+# The mark of a call that supersedes older calls: `queued`, or `next` once it was requeued.
 Newest = Literal["", "queued", "next"]
 
 
@@ -34,7 +34,7 @@ class Facts:
     keeps_result: bool = True
 
 
-WHOLE = "*"  # the first character of a token that claims the whole lock
+WHOLE = "*"  # begins a token that claims the whole lock
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
@@ -92,12 +92,12 @@ class Grant:
     since: float  # seconds, by the server's clock
     sent_at: float  # on `clock()`; the ttl counts from here
     took_over: bool = False
-    died: Facts | None = None  # the holder that died in this place
+    died: Facts | None = None  # in this place
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run of this message has ended, so the claim belongs to a copy."""
+    """A run of this message has ended."""
 
     attempt: int
     outcome: Outcome  # `retried`: another attempt follows. `ended`: the result is not stored yet.
@@ -108,7 +108,7 @@ Marker = Literal["none", "left", "unknown"]  # whether the store has a done mark
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run, for later deliveries of its message."""
+    """What later deliveries of a message learn about its run."""
 
     outcome: Outcome
     kept: float  # how long the broker may deliver the message again
@@ -226,7 +226,7 @@ class Conflict:
     at: int = 0  # by the store's clock
     is_own: bool = False  # the holder is another delivery of the caller's message
     rank: int = 0  # of the caller's turn
-    is_near: bool = True  # the caller must ask again in a few seconds, because its wake may get lost
+    is_near: bool = True  # ask again in a few seconds, because a wake may get lost
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -239,7 +239,7 @@ Verdict = Grant | Conflict | Done
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a message in the line of a lock. Other fields are as in `Conflict`."""
+    """The position of a message in the line. Other fields are as in `Conflict`."""
 
     at: int
     comes: bool  # must go to the pool: a place is free, or the turn is gone
@@ -249,8 +249,8 @@ class Position:
 
 class Renewal(IntEnum):
     RENEWED = 1
-    REPLACED = 2  # renewed; a successor asks the holder to stop
-    BROKEN = 4  # renewed; a person asks the holder to stop
+    REPLACED = 2  # renewed, but a successor asks the holder to stop
+    BROKEN = 4  # renewed, but a person asks the holder to stop
     TAKEN = 0  # lost: another holder has the place
     GONE = -1  # lost: nobody has the place
 
@@ -258,7 +258,7 @@ class Renewal(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Release:
     marker: Marker
-    lost: LostReason | None = None  # why the lease was lost before the release, if known
+    lost: LostReason | None = None  # why the lease was lost before, if known
 
 
 RELEASED = Release("none")

@@ -29,7 +29,7 @@ def patched_by(what: str = "thread") -> Any:
 
 
 def waits_stop_greenlets() -> bool:
-    """The process is patched without its sockets or `select`, so a wait for them stops all greenlets."""
+    """Sockets or `select` are not patched, so a wait for them stops all greenlets."""
     parts = [patched_by(part) is not None for part in ("socket", "select", "thread", "time")]
     return any(parts) and not all(parts[:2])
 
@@ -56,7 +56,7 @@ class DaemonThread:
     Starting takes no lock, because a signal handler that raises could leave a lock taken.
     """
 
-    is_native = False  # a real thread, also under gevent and eventlet
+    is_native = False  # a real thread, never a greenlet
     _running: object = None
     _begun: object = ()  # not None, otherwise `ensure` would take the thread for started
     _begins_by = 0.0
@@ -70,7 +70,7 @@ class DaemonThread:
         try:
             self._begins_by = clock() + _LONGEST_START
             self._running = mark
-            # `threading.Thread.start` waits. A signal handler that raises in this wait would cause another error.
+            # `threading.Thread.start` waits, and a signal handler that raises in this wait would cause another error.
             start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
             start(self._live, (mark,))
         except BaseException:
@@ -79,8 +79,7 @@ class DaemonThread:
             raise
 
     def _live(self, mark: object) -> None:
-        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here,
-        # before `try`. The next `ensure` then starts another thread.
+        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here.
         try:
             if self._running is mark:
                 self._begun = mark

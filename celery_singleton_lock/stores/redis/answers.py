@@ -46,7 +46,6 @@ _ADVICE = {
     r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
         "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
     ),
-    # An older server may lack the options of a command.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
         "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
         "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
@@ -80,7 +79,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used. Without *advice*, the problem may pass, and the request is retried."""
+    """Without *advice*, the problem may pass, and the request is retried."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -100,7 +99,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The master may be elsewhere, so its address must be looked up again."""
+    """The address of the master must be looked up again."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -110,7 +109,7 @@ def is_passing(error: exceptions.RedisError) -> bool:
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """The advice for an error that will not pass by itself."""
+    """None if the error may pass."""
     if isinstance(error, NotUsable):
         return error.advice
     text = problem_of(error)
@@ -124,12 +123,12 @@ def none_of(
 ) -> NotUsable:
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
-    # Advise only if all servers refuse, because a single refusal may be the fault of that server.
+    # A single refusal may be the fault of that server.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 
 
 def in_short(problem: str) -> str:
-    """The `problem` of a `StoreError`, for strangers, who must not learn the store's address."""
+    """The problem for strangers, who must not learn the address of the store."""
     return next(
         (words for pattern, words in _IN_SHORT.items() if re.search(pattern, problem)),
         "the store refuses the requests of this library",
@@ -137,12 +136,12 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The text of *error* without the command's arguments, which may be a password or look like an error."""
+    """Without the command's arguments, which may be a password or look like an error."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
-    """The health and the clock of one server. Retries requests until it answers."""
+    """The health and the clock of one server."""
 
     silent_until: float = 0.0  # on `clock()`, for releases in the background
 

@@ -1,4 +1,4 @@
-"""Connections of redis-py. Each request has a deadline, and waits for no other request."""
+"""Connections of redis-py, with a deadline for each request."""
 
 import inspect
 import re
@@ -37,10 +37,10 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    # Another program's key may be no UTF-8, and strict decoding would fail for the whole reply.
+    # Another program's key may be no UTF-8, and would fail the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
-    # Otherwise redis-py would send its name and version in two more round trips of each new connection.
+    # None saves two round trips of each new connection, in which redis-py sends its name and version.
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
 """Users cannot set these arguments, because the bounds rest on them."""
@@ -61,7 +61,7 @@ _NOT_YET = object()
 
 
 class Link:
-    """A connection of redis-py. Most requests use its socket directly, which halves their cost."""
+    """A connection whose socket most requests use directly, at half the cost."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -73,7 +73,7 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, commands: Sequence[bytes], until: float) -> list[Any]:
-        """Return a reply to each of *commands*. A refusal is raised once all replies were read."""
+        """A refusal is raised once all replies were read."""
         if len(commands) == 1 and self._reader is not None and until - clock() >= REPLY_TIMEOUT:
             reply, at_once = _NOT_YET, _USUAL_REPLY
             try:
@@ -109,13 +109,13 @@ class Link:
 
 
 class Connections:
-    """Connections to one server. A signal handler may raise anywhere, so each is taken or kept in a single step."""
+    """A signal handler may raise anywhere, so a connection is taken or kept in a single step."""
 
-    is_sharded = False  # a lock and its channels are at one server of a cluster
+    is_sharded = False  # in a cluster
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
-    looks_every: float = float("inf")  # seconds between polls, if there is no socket to wait on
+    looks_every: float = float("inf")  # seconds between polls, if there is no socket
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -133,7 +133,6 @@ class Connections:
     def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
         """*until* is a deadline on `clock()`."""
         if self._pid != getpid():
-            # After a fork the sockets are the parent's.
             self._begin()
         idle = self._idle
         try:
@@ -150,7 +149,6 @@ class Connections:
             # Otherwise a late reply would be taken for the answer to the next request.
             link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
-                # The idle connections are most likely broken too.
                 self.close()
             raise
         # After `close`, `idle` is the old deque, so the connection is not used again.
@@ -164,14 +162,14 @@ class Connections:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # WAIT looks only at writes of its own connection, so a repeated script must write again.
+            # WAIT looks only at writes of its own connection, so a script must write again when it is repeated.
             # A timeout of 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
             replies = self.call(key, commands, until)
         except exceptions.NoScriptError:
-            # The server has lost the script. One EVAL loads it for all inputs.
+            # One EVAL loads the script for all inputs.
             commands[0] = commands[0].replace(script.by_digest, script.by_text, 1)
             replies = self.call(key, commands, until)
         if not replicas:
@@ -236,7 +234,6 @@ class Connections:
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """Make a pool with these options and ours."""
     try:
         pool = make(**{**options, **OURS})
         arguments = pool.connection_kwargs
@@ -271,7 +268,6 @@ class _Provider(CredentialProvider):
 
 
 def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
-    """Complete the options of TLS, and resolve a credential provider that is a dotted path."""
     if has_tls:
         # With None, OpenSSL would ask for the password on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
@@ -297,7 +293,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
-    """The hosts and the arguments in *url*. If an argument is repeated, the first counts."""
+    """If an argument is repeated, the first counts."""
     hosts = list[Address]()
     said = dict[str, Any]()
     try:

@@ -1,4 +1,4 @@
-"""Scripts, their arguments and their replies. The files in lua/parts say what is in the hash of a lock."""
+"""Scripts, their arguments and their replies."""
 
 import hashlib
 import re
@@ -31,7 +31,7 @@ class Script:
     """A Lua script, called by its digest.
 
     `-- @argument NAME` makes the next argument a local. `-- @include NAME` inserts `lua/parts/NAME.lua`. Include parts
-    after the fast path, otherwise it would define their functions for nothing.
+    after the fast path, which would otherwise define their functions for nothing.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -40,7 +40,7 @@ class Script:
         locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        # The beginning of a packed command, without the count (`*5`) in front.
+        # Without the number of words (`*5`) in front.
         self.by_digest: bytes = packed("EVALSHA", self.digest)[4:]
         self.by_text: bytes = packed("EVAL", self.text)[4:]
         self.about_a_key: str = f"{self.by_digest.decode()}$1\r\n1\r\n"
@@ -63,7 +63,7 @@ RENEW = Script("renew")
 MARK_QUEUED = Script("mark_queued")
 UNMARK = Script("unmark")
 SURVEY = Script("survey")
-rare_script = cache(Script)  # most workers never need these
+rare_script = cache(Script)
 
 
 def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
@@ -84,7 +84,7 @@ def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
 
 
 def _words_of(claim: Claim, *, looks: bool) -> str:
-    # `looks` must come first, otherwise acquire.lua would grant the claim at once if the lock is free.
+    # `looks` must come first, otherwise acquire.lua would grant a free lock.
     words = f"looks limit={claim.limit}" if looks else f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -103,7 +103,7 @@ def _words_of(claim: Claim, *, looks: bool) -> str:
 
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
-    """The mark of a queued call, without its deadline and its task id."""
+    """Without the deadline and the task id."""
     numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 

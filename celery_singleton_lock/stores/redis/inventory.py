@@ -34,7 +34,7 @@ class Inventory:
         self._servers = store.servers
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each lock key that begins with *start*. A server's error is raised after the keys of the others."""
+        """A server's error is raised after the keys of the others."""
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
         problem = None
@@ -92,11 +92,10 @@ class Inventory:
         return encoding.holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
-        """The fields of *key* that are whole numbers."""
         return {field: int(value) for field, value in self._store.fields(key).items() if _NUMBER.fullmatch(value)}
 
     def self_test(self, key: str, bound: float) -> None:
-        """Acquire, renew and release *key*, which nobody else may use, and a key like it at each master."""
+        """Nobody else may use *key*."""
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
@@ -137,7 +136,7 @@ class Inventory:
         named += [packed("TIME"), packed("EVAL", "return 1", "0")]
         named += [packed(self._servers.publish, nobody, ""), packed(self._servers.unsubscribe, nobody)]
         if self._store.servers.is_sharded:
-            # ASKING is needed only while slots move, which is too late to learn that the right is missing.
+            # A missing right for ASKING would show only while slots move.
             return [*named, packed("ASKING")]
         # A server of a cluster refuses some of these keys.
         return [*named, *(packed("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]

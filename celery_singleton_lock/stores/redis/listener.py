@@ -24,7 +24,7 @@ DEAF = "(deaf)"
 """Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
 _ANSWERS_WITHIN = 5.0  # seconds
-_ASK_EVERY = 15.0  # seconds of silence after which a server is probed
+_ASK_EVERY = 15.0  # seconds of silence
 _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
@@ -37,7 +37,7 @@ class _Wire:
     def __init__(self, server: "Connections") -> None:
         self.server = server
         self.connection: Any = None
-        self.asked = deque[tuple[str, str]]()  # expected replies in order, each a word and a channel
+        self.asked = deque[tuple[str, str]]()  # expected replies: words and channels
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
@@ -82,24 +82,20 @@ class Listener(DaemonThread):
         for end in self._pipe:
             os.set_blocking(end, False)
         self.is_refused: bool = False  # this user may not subscribe
-        # If two threads were started at once, the second waits for the first to end.
+        # If two threads start, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call *heard* with each message of *channel*, and with `LISTENING` and `DEAF`.
+        """At `LISTENING` ask the store, because earlier messages were missed.
 
-        At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread, also
-        under gevent and eventlet, and must not block.
+        *heard* is called in a real thread, also under gevent and eventlet, and must not block.
         """
         self._heard[channel] = heard
         self._change(channel)
 
     def remove(self, channel: str, *, at_once: bool = True) -> None:
-        """Stop calling *heard* for *channel*. A call that has begun goes on.
-
-        Unsubscribing at once wakes a thread that competes for the GIL, and is not needed if no message can come.
-        """
+        """Unsubscribing at once wakes a thread that competes for the GIL. It is not needed if no message can come."""
         if self._heard.pop(channel, None) is not None:
             if at_once:
                 self._change(channel)
@@ -253,7 +249,7 @@ class Listener(DaemonThread):
         if wire.connection is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
-            # Subscribe again, because PING would be one more right that the user of the store needs.
+            # Probe with SUBSCRIBE, because PING would be one more right that the user needs.
             channel = next((channel for channel, at in self._wire_of.items() if at is wire), None)
             if channel is None:
                 wire.hang_up()

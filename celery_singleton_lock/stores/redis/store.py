@@ -1,4 +1,4 @@
-"""Locks in Redis or Valkey. Each lock is one hash, and each verb one script."""
+"""Locks in Redis or Valkey, each in one hash that scripts change."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -96,7 +96,7 @@ class Store:
             part.is_away = True
             raise
         if type(reply) is int:
-            # A usual grant's fence is the server's time.
+            # In the usual grant, the fence is the server's time.
             if sent_at >= part.clock.compares_at:
                 self._compare(claim.key, reply, sent_at)
             return Grant(1, reply, reply / 1_000_000, sent_at)
@@ -106,10 +106,7 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> records.Position | Verdict:
-        """Ask whether a waiting message must go to the pool, without taking a place.
-
-        A mark as next is extended. A message with `turn_for` but no `rank` takes a turn unless a place is free.
-        """
+        """Ask whether a waiting message must go to the pool. This takes no place, but may take a turn."""
         command = encoding.packed_acquire(claim, looks=True)
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
@@ -129,8 +126,7 @@ class Store:
         try:
             return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
         except exceptions.ResponseError as error:
-            # A plain URL may hide a cluster, which refuses a script with keys in several slots.
-            # Before redis-py 6.0, only its cluster client has a class for this error.
+            # A plain URL may hide a cluster. Before redis-py 6.0, only its cluster client has a class for this error.
             if "CROSSSLOT" not in problem_of(error).upper() or len(inputs) == len(claims):
                 raise
             self._renewals_per_script = 1
@@ -180,11 +176,10 @@ class Store:
         due_in: float = 0.0,
         within: float | None = None,
     ) -> records.Marked | Holder:
-        """Mark a call as queued for *seconds*, or return the call or run that prevents the mark.
+        """Mark a call as queued for *seconds*, or return the call or run in its way.
 
-        Another queued call prevents it, another call's cool-down, and runs in all *limit* places; with 0 runs do not
-        count. A *newest* call, due in *due_in* seconds, supersedes a queued call that was published earlier. In a series
-        of such calls, all are due at most *within* seconds after the first was published.
+        With *limit* 0, no run is in its way. A *newest* call supersedes a queued call that was published earlier. A
+        series of newest calls postpones the work until *within* seconds after the first was published.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -207,9 +202,8 @@ class Store:
     ) -> Conflict | None:
         """End the marks and the turn of a call, with *ends_cooldown* also its cool-down.
 
-        With *call_ended*, the next call may be published while the run still holds the key. If the call *heeds* another
-        queued call, that is returned as a conflict, and nothing ends. If its *claim* is by `rerun` or `replace`, only a
-        newer call is a conflict.
+        With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
+        queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls are.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
@@ -221,12 +215,10 @@ class Store:
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: records.Outcome, seconds: float) -> None:
-        """Write the done marker of a message, unless a later attempt or outcome is known."""
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
-        """Return False if a later beat leads, the slot to claim was sent, or the entry to forget is unknown."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
@@ -246,13 +238,13 @@ class Store:
         return int(replies[0])
 
     def record(self, key: str, texts: Collection[str], timeout: float) -> None:
-        """Write *texts* into a ring of `history` fields, in two requests of at most *timeout* seconds."""
+        """Write *texts* into a ring of `history` fields."""
         last = self.count(key, {"last": len(texts)}, timeout)
         fields = [(str(number % self.history), text) for number, text in enumerate(texts, last - len(texts) + 1)]
         self.call("HSET", key, *chain(*fields), bound=timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
-        """Read the states of *keys*. With *tolerant*, a key that cannot be read gets a `problem`."""
+        """With *tolerant*, a key that cannot be read gets a `problem`."""
 
         def look(keys: Sequence[str], until: float) -> list[LockState]:
             inputs = [(key, encoding.SURVEY.on(key)) for key in keys]
@@ -263,7 +255,7 @@ class Store:
                     raise
                 if len(keys) == 1:
                     return [encoding.foreign(keys[0], error)]
-            # Find that key by halving, with a new deadline for each half.
+            # Find the unreadable key by halving, with a new deadline for each half.
             middle = len(keys) // 2
             return [each for half in (keys[:middle], keys[middle:]) for each in look(half, clock() + RELEASE_BOUND)]
 
