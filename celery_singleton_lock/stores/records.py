@@ -92,7 +92,7 @@ class Grant:
     since: float  # seconds, by the server's clock
     sent_at: float  # on `clock()`; the ttl counts from here
     took_over: bool = False
-    died: Facts | None = None  # in this place
+    died: Facts | None = None  # the former holder of the place
 
 
 @dataclass(frozen=True, slots=True)

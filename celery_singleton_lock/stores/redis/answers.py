@@ -143,7 +143,7 @@ def problem_of(error: exceptions.RedisError) -> str:
 class Part:
     """The health and the clock of one server."""
 
-    silent_until: float = 0.0  # on `clock()`, for releases in the background
+    silent_until: float = 0.0  # on `clock()`; until then, background releases skip the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         self.is_away: bool = False  # an acquire failed, and no request was answered since

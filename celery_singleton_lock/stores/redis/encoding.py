@@ -103,7 +103,7 @@ def _words_of(claim: Claim, *, looks: bool) -> str:
 
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
-    """Without the deadline and the task id."""
+    """The text of a mark after its deadline and task id."""
     numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 

@@ -107,7 +107,7 @@ class Inventory:
                 self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
-        # The second key is in another slot, because a cluster behind a plain URL refuses to renew both together.
+        # The second key is in another slot, so a cluster behind a plain URL refuses to renew both together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
         acquires = [(each.key, encoding.packed_acquire(each)) for each in (*holders, waiter)]
@@ -138,7 +138,7 @@ class Inventory:
         if self._store.servers.is_sharded:
             # A missing right for ASKING would show only while slots move.
             return [*named, packed("ASKING")]
-        # A server of a cluster refuses some of these keys.
+        # A cluster behind a plain URL refuses some of these keys.
         return [*named, *(packed("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
 

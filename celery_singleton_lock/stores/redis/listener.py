@@ -87,9 +87,9 @@ class Listener(DaemonThread):
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Callable[[str], None]) -> None:
-        """At `LISTENING` ask the store, because earlier messages were missed.
+        """Call *heard* with each message, in a real thread that it must not block.
 
-        *heard* is called in a real thread, also under gevent and eventlet, and must not block.
+        At `LISTENING` earlier messages were missed, so the waiter must ask the store.
         """
         self._heard[channel] = heard
         self._change(channel)
@@ -203,7 +203,7 @@ class Listener(DaemonThread):
             except exceptions.ResponseError as error:
                 word, channel = wire.asked.popleft() if wire.asked else ("", "")
                 if word != wire.server.subscribe.lower():
-                    # Close the connection, which would keep its subscription after a refused UNSUBSCRIBE.
+                    # Raise to close the connection, which would keep its subscription after a refused UNSUBSCRIBE.
                     raise
                 self._refused(wire, channel, error)
                 continue

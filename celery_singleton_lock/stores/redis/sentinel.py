@@ -63,7 +63,7 @@ class SentinelConnections(Connections):
             settle(own, has_tls=own["ssl"])
             return Sentinel(self._hosts, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
-            # The text of another error may quote a password.
+            # The text of other errors may quote a password.
             why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
             raise ConfigurationError(
                 "sentinel_kwargs has to be a dict of arguments for redis-py's connections to the sentinels, such as "

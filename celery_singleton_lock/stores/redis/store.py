@@ -238,7 +238,6 @@ class Store:
         return int(replies[0])
 
     def record(self, key: str, texts: Collection[str], timeout: float) -> None:
-        """Write *texts* into a ring of `history` fields."""
         last = self.count(key, {"last": len(texts)}, timeout)
         fields = [(str(number % self.history), text) for number, text in enumerate(texts, last - len(texts) + 1)]
         self.call("HSET", key, *chain(*fields), bound=timeout)
