@@ -1,4 +1,4 @@
-"""Locks in the memory of one process, for tests and eager mode."""
+"""Locks in the memory of one process."""
 
 import os
 import threading

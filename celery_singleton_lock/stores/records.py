@@ -61,7 +61,7 @@ class Claim(Facts):
     waits_here: bool = False  # the turn belongs to this process, not to the message
     rank: int = 0  # when the call got its turn; 0 for a newcomer
     refused_at: int = 0  # the call's first refusal, perhaps in an earlier run
-    patience: float = ACQUIRE_BOUND  # for all tries of the request
+    patience: float = ACQUIRE_BOUND
 
     @property
     def marker(self) -> str:
@@ -227,7 +227,7 @@ class Conflict:
     is_own: bool = False  # the holder is another delivery of the caller's message
     rank: int = 0  # of the caller's turn
     is_near: bool = True  # ask again in a few seconds, because a wake may get lost
-    free_in: float = float("inf")  # seconds until a place is free if nobody renews
+    free_in: float = float("inf")  # if nobody renews
 
     @property
     def first(self) -> Holder:

@@ -40,7 +40,7 @@ OURS: dict[str, Any] = {
     # Another program's key may be no UTF-8, and would fail the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
-    # None saves two round trips of each new connection, in which redis-py sends its name and version.
+    # None saves two round trips of each new connection.
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
 """Users cannot set these arguments, because the bounds rest on them."""
@@ -48,7 +48,7 @@ OURS: dict[str, Any] = {
 _DATABASE = re.compile(r"(-?[0-9]+)?")
 _LONGEST_WAIT = 0.5  # seconds for WAIT; must be less than `REPLY_TIMEOUT`
 _LEAST_FOR_REPLY = 0.25
-_USUAL_REPLY = 448  # bytes; Python allocates objects over 512 more slowly
+_USUAL_REPLY = 448  # bytes
 _LARGE_REPLY = 65536  # bytes
 
 Address = tuple[str, int]

@@ -21,7 +21,7 @@ _KEYS_PER_STEP = "250"  # blocks the server for less than a millisecond
 _TRIAL_TTL = 1.0
 # Keys among which the self-test finds one for each master. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-_OTHER_SLOTS = 20  # keys; one server of a cluster hardly has them all
+_OTHER_SLOTS = 20  # keys
 TRIAL = "trial-"  # begins the digest of a self-test's key, which is never listed
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
@@ -128,7 +128,7 @@ class Inventory:
             subscription.disconnect()
 
     def _commands_on(self, key: str) -> list[bytes]:
-        """The commands that scripts and clients need. A script's error would not name a missing right."""
+        """Try each command alone, because a script's error would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [packed(name, key, *arguments) for name, *arguments in map(str.split, commands)]

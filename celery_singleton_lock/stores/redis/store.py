@@ -33,10 +33,9 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
 
 
 class Store:
-    """Locks in one server, in the master that Sentinel names, or in a cluster.
+    """A request without a usable answer raises `StoreError` in bounded time, but may have worked.
 
-    A request without a usable answer raises `StoreError` in bounded time, but may have worked. All requests but `count`
-    and `record` are idempotent. A grant or a renewal is valid only once *replicas* replicas have it.
+    All requests but `count` and `record` are idempotent.
     """
 
     on_clock_step: Callable[[float], None] | None = None
@@ -200,7 +199,7 @@ class Store:
         heeds: bool = False,
         claim: Claim | None = None,
     ) -> Conflict | None:
-        """End the marks and the turn of a call, with *ends_cooldown* also its cool-down.
+        """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
         queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls are.
