@@ -178,7 +178,7 @@ class Store:
         """Mark a call as queued for *seconds*, or return the call or run in its way.
 
         With *limit* 0, no run is in its way. A *newest* call supersedes a queued call that was published earlier. A
-        series of newest calls postpones the work until *within* seconds after the first was published.
+        series of newest calls can postpone the work until *within* seconds after the first was published.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -202,7 +202,7 @@ class Store:
         """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
-        queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls are.
+        queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls conflict.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
