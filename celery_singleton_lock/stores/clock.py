@@ -10,14 +10,14 @@ _SMALLEST_STEP = 0.5  # seconds; a smaller difference may be delay
 _WORST_RATE = 0.0001
 _COMPARE_EVERY = 1.0
 
-clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds
+clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds; nobody can set it
 
 
 class ServerClock:
     """Estimates a server's time, and notices when its clock is set."""
 
-    ask_again_at: float = float("-inf")
-    compares_at: float = float("-inf")
+    ask_again_at: float = float("-inf")  # on `clock()`, for a server that is silent
+    compares_at: float = float("-inf")  # on `clock()`
 
     def __init__(self) -> None:
         self._latest = 0
@@ -25,7 +25,10 @@ class ServerClock:
         self._ahead = float("-inf"), float("inf")  # seconds by which the server's clock leads: least, most
 
     def compare(self, now: int, sent_at: float) -> float:
-        """The seconds by which the server's clock was set since the last comparison. *now* is in microseconds."""
+        """The seconds by which the server's clock was set since the last comparison.
+
+        *now* is the server's answer, in microseconds, to a request that was sent at *sent_at* on `clock()`.
+        """
         if sent_at < self.compares_at:
             return 0.0
         answered_at = clock()
@@ -42,7 +45,7 @@ class ServerClock:
         return step
 
     def now(self, longest: float = float("inf")) -> int | None:
-        """The server's time in microseconds, greater each time."""
+        """The server's time in microseconds, greater each time. None if the last comparison is older than *longest*."""
         at = clock()
         if self._seen_at == float("-inf") or at - self._seen_at > longest:
             return None

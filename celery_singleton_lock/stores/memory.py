@@ -1,4 +1,4 @@
-"""Locks in the memory of one process."""
+"""Locks in the memory of one process, for tests and eager mode."""
 
 import os
 import threading
@@ -44,18 +44,18 @@ class MemoryStore(Store):
         return round(self._server.time() * 1_000_000)
 
     def _refuse_a_copy(self, pid: int) -> None:
-        """Called after a fork from *pid*, before the copied locks are used."""
+        """Called after a fork from *pid*, before the copied locks are used. May raise."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report no step of the clock, because `advance` sets it."""
 
 
 class Server(FakeServer):
-    """A test that freezes the wall clock changes no expiry here."""
+    """A server with a clock of its own, so a test that freezes the wall clock changes no expiry."""
 
     def __init__(self) -> None:
         super().__init__(version=(7, 4))
-        # A signal handler may use the store while its thread is in a command.
+        # Reentrant, because a signal handler may use the store while its thread is in a command.
         self.lock = threading.RLock()  # type: ignore[assignment]
         self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
         # Make the database now, otherwise two threads at its first use could each make their own.
@@ -109,7 +109,7 @@ class OwnMemory(Connections):
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server = server
         self._refuse_a_copy = refuse_a_copy
-        # `redis_connect_func` replaces AUTH and CLIENT SETINFO.
+        # `redis_connect_func` replaces AUTH and CLIENT SETINFO, which a server in this process does not need.
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
         super().__init__(pool, "memory://")

@@ -16,7 +16,7 @@ ACQUIRE_BOUND = 5.0  # seconds
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: also despite a queued call.
-# The mark of a call that supersedes older calls: `queued`, or `next` once it was requeued.
+# Older calls end in favour of the newest call, so it must run. It is `queued` once marked, and `next` once requeued.
 Newest = Literal["", "queued", "next"]
 
 
@@ -24,14 +24,14 @@ Newest = Literal["", "queued", "next"]
 class Facts:
     """What a claim and the history say about a call."""
 
-    task_id: str = ""
+    task_id: str = ""  # empty for a `Lock` or a beat
     task_name: str = ""  # empty if equal to the lock's name
     hostname: str = ""
     pid: int = 0
     attempt: int = 0
-    published: int = 0  # the call's first publication
+    published: int = 0  # when the call was first published; 0 if unknown
     label: str = ""
-    keeps_result: bool = True
+    keeps_result: bool = True  # others can read the result under the task id
 
 
 WHOLE = "*"  # begins a token that claims the whole lock
@@ -48,20 +48,20 @@ class Claim(Facts):
     key: str
     token: str
     ttl: float
-    limit: int = 1  # 0 grants nothing
-    min_hold: float = 0.0  # counted from the grant
-    message: int = 0  # when this message was published
-    may_be_copy: bool = False
+    limit: int = 1  # places of the lock; 0 grants nothing
+    min_hold: float = 0.0  # cool-down, counted from the grant
+    message: int = 0  # when this message was published; tells a retry from its first attempt; 0 if unknown
+    may_be_copy: bool = False  # the store looks for another delivery of the message
     heeds_queued: bool = False  # leaves a free place to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
     supersedes_for: float = 0.0  # how long older calls end in favour of this call
     newest: Newest = ""
-    queued_for: float = 0.0  # if the call is refused
-    turn_for: float = 0.0  # if the call is refused
+    queued_for: float = 0.0  # how long the call stays queued if it is refused
+    turn_for: float = 0.0  # how long the call has a turn if it is refused
     waits_here: bool = False  # the turn belongs to this process, not to the message
     rank: int = 0  # when the call got its turn; 0 for a newcomer
-    refused_at: int = 0  # the call's first refusal, perhaps in an earlier run
-    patience: float = ACQUIRE_BOUND
+    refused_at: int = 0  # when the call was first refused, perhaps in an earlier run; 0 if never
+    patience: float = ACQUIRE_BOUND  # for all tries together
 
     @property
     def marker(self) -> str:
@@ -89,8 +89,8 @@ class Marked:
 class Grant:
     place: int  # from 1
     fence: int
-    since: float  # seconds, by the server's clock
-    sent_at: float  # on `clock()`; the ttl counts from here
+    since: float  # moment of the grant by the server's clock, but in seconds
+    sent_at: float  # on `clock()`, before the request; the ttl counts from here
     took_over: bool = False
     died: Facts | None = None  # the former holder of the place
 
@@ -123,7 +123,7 @@ class Slot:
     entry: str
     due: int
     fence: int  # of the beat's lease
-    sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`
+    sent: int = 0  # when the entry was last sent, or a new entry's `last_run_at`; 0 if never
 
 
 class HolderState(StrEnum):
@@ -143,7 +143,7 @@ class Holder:
 
     Attributes:
         key: The lock key.
-        token: Whoever has it can release the lock, so do not log it.
+        token: With it and write access to the store, anybody can release the lock, so do not log it.
         state: `held`, `asked to stop`, `cooldown` or `ended`; a call that goes before is `queued`, `next` or `waiting`.
         acquired_at: When the lease was granted, by the store's clock. Without a grant, when the store answered.
         expires_in: Seconds until the lease, mark or turn ends unless it is renewed.
@@ -170,12 +170,12 @@ class Holder:
     published: int = 0
     label: str | None = None
     ttl: float = 0.0
-    keeps_result: bool = True
+    keeps_result: bool = True  # others can read the result under the task id
     call_ended: bool = False  # the next call may be published although this run goes on
     due_for: float = 0.0  # how long the mark lasts after the call is due; 0 stands for `lock_queue_ttl`
     queue: str | None = None
     is_unheard: bool = False  # nobody listens for the turn, so others are woken instead
-    refused_at: int = 0
+    refused_at: int = 0  # when the turn's call was first refused
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
@@ -195,7 +195,7 @@ class Holder:
 
     @property
     def is_unrenewed(self) -> bool:
-        """A renewal is due after a third of the ttl."""
+        """More than half of the ttl has passed, although a renewal is due after a third."""
         return self.has_lease and self.expires_in < self.ttl / 2
 
     @property
@@ -222,12 +222,12 @@ class Conflict:
 
     key: str
     holders: tuple[Holder, ...]  # some holders, sorted by deadline; or calls that go before the caller
-    successor: str | None = None  # task id of the call that runs next, perhaps the caller's own
-    at: int = 0  # by the store's clock
+    successor: str | None = None  # of a claim that `succeeds`: task id of the call that runs next, perhaps its own
+    at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the caller's message
-    rank: int = 0  # of the caller's turn
+    rank: int = 0  # of the caller's turn; 0 without a turn
     is_near: bool = True  # ask again in a few seconds, because a wake may get lost
-    free_in: float = float("inf")  # if nobody renews
+    free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
     def first(self) -> Holder:
@@ -242,7 +242,7 @@ class Position:
     """The position of a message in the line. Other fields are as in `Conflict`."""
 
     at: int
-    comes: bool  # must go to the pool: a place is free, or the turn is gone
+    comes: bool  # the message must go to the pool: a place is free, or its turn is gone
     is_near: bool
     free_in: float
 

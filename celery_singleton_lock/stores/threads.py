@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from celery_singleton_lock.stores.clock import clock
 
-LINGERS = 5.0  # seconds without work
+LINGERS = 5.0  # seconds without work after which a thread ends
 _LONGEST_START = 2.0
 
 # `asyncio.get_running_loop` raises without a loop, which is slow.
@@ -53,7 +53,8 @@ def original(module: str, name: str) -> Any:
 class DaemonThread:
     """A thread that lives while it has work, and starts again if it has died.
 
-    Starting takes no lock, because a signal handler that raises could leave a lock taken.
+    Starting takes no lock, because a signal handler that raises could leave a lock taken. If two threads start, the
+    first one ends.
     """
 
     is_native = False  # a real thread, never a greenlet
@@ -74,12 +75,13 @@ class DaemonThread:
             start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
             start(self._live, (mark,))
         except BaseException:
-            # A signal handler may raise here.
+            # A signal handler has raised, or no thread can start.
             self._running = None
             raise
 
     def _live(self, mark: object) -> None:
-        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here.
+        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here,
+        # before the `try`. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:
                 self._begun = mark

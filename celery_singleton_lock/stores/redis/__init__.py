@@ -1,7 +1,7 @@
 """Locks in Redis or Valkey.
 
-`Store.request` first tries `Connections.call`, which sends a packed command on a kept or new connection. Without a
-reply, `Part.persist` retries with `Connections.run`, which also loads missing scripts and waits for replicas.
+`Store.request` usually tries `Connections.call` first, which sends a packed command on a kept or new connection.
+Without a reply, `Part.persist` retries with `Connections.run`, which also loads missing scripts and waits for replicas.
 """
 
 from contextlib import suppress

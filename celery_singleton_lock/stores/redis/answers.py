@@ -109,7 +109,7 @@ def is_passing(error: exceptions.RedisError) -> bool:
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """None if the error may pass."""
+    """What the user can change, or None if that is unknown or the error may pass."""
     if isinstance(error, NotUsable):
         return error.advice
     text = problem_of(error)
@@ -136,14 +136,14 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """Without the command's arguments, which may be a password or look like an error."""
+    """The error's text without the command's arguments, which may be a password or look like an error."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
     """The health and the clock of one server."""
 
-    silent_until: float = 0.0  # on `clock()`; until then, background releases skip the server
+    silent_until: float = 0.0  # on `clock()`; until then, background releases do not try the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         self.is_away: bool = False  # an acquire failed, and no request was answered since
@@ -156,7 +156,7 @@ class Part:
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
         """Return the answer of *ask*, when its try began, and the number of tries.
 
-        *ask* gets a deadline on `clock()`. A `StoreError` is raised after *bound* seconds, or a refusal.
+        *ask* gets a deadline on `clock()`. A `StoreError` is raised after *bound* seconds, or at a refusal.
         """
         sent_at = clock()
         give_up_at = sent_at + bound
@@ -168,7 +168,7 @@ class Part:
             try:
                 answer = ask(give_up_at)
             except exceptions.RedisError as error:
-                # Keep an earlier error, because the last try may have had too little time.
+                # A timeout replaces no other error, because the last try may have had too little time.
                 if problem is None or not isinstance(error, exceptions.TimeoutError):
                     problem = error
                 if not is_passing(error) or clock() + pause >= give_up_at:

@@ -18,8 +18,8 @@ from celery_singleton_lock.stores.redis.encoding import Script
 _SLOTS = 16384
 _PORT = 6379
 _MOST_REDIRECTS = 5
-_PATIENCE = 0.5  # seconds for each server
-_PAUSE = 0.25  # seconds between two requests for the owners of slots
+_PATIENCE = 0.5  # seconds for each server that is asked for the owners of slots
+_PAUSE = 0.25  # seconds between two requests for the owners
 # Before redis-py 6.0, only this parser raises `MovedError` and `AskError`.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
@@ -29,7 +29,7 @@ class NodeConnections(Connections):
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
-    is_doubted = False  # its slots may have moved
+    is_doubted = False  # its slots may have moved, so ask for the owners again
 
     def close(self) -> None:
         super().close()
@@ -37,7 +37,10 @@ class NodeConnections(Connections):
 
 
 class Cluster(NodeConnections):
-    """The table of owners is replaced as a whole, because a signal handler may raise anywhere."""
+    """Sends each request to the server that has its key.
+
+    The table of owners is replaced as a whole, because a signal handler may raise anywhere.
+    """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme = url.partition("://")[0]
@@ -95,7 +98,7 @@ class Cluster(NodeConnections):
             try:
                 answers = self.at(node).run(script, own, until, replicas)
             except exceptions.AskError:
-                # Some slots have moved. Find their keys by halving the list.
+                # Some slots have moved, or are moving. Find their keys by halving the list.
                 middle = len(own) // 2
                 if middle:
                     halves = own[:middle], own[middle:]

@@ -40,7 +40,7 @@ OURS: dict[str, Any] = {
     # Another program's key may be no UTF-8, and would fail the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
-    # None saves two round trips of each new connection.
+    # With None, redis-py does not send its name and version, in two round trips of each new connection.
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
 """Users cannot set these arguments, because the bounds rest on them."""
@@ -48,7 +48,7 @@ OURS: dict[str, Any] = {
 _DATABASE = re.compile(r"(-?[0-9]+)?")
 _LONGEST_WAIT = 0.5  # seconds for WAIT; must be less than `REPLY_TIMEOUT`
 _LEAST_FOR_REPLY = 0.25
-_USUAL_REPLY = 448  # bytes
+_USUAL_REPLY = 448  # bytes; Python allocates objects of more than 512 more slowly
 _LARGE_REPLY = 65536  # bytes
 
 Address = tuple[str, int]
@@ -61,7 +61,7 @@ _NOT_YET = object()
 
 
 class Link:
-    """A connection whose socket most requests use directly, at half the cost."""
+    """A connection of redis-py. Most requests use its socket directly, at half the cost."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -109,13 +109,16 @@ class Link:
 
 
 class Connections:
-    """A signal handler may raise anywhere, so a connection is taken or kept in a single step."""
+    """Connections to one server, kept while they are idle.
+
+    A signal handler may raise anywhere, so a connection is taken or kept by a single step of a deque.
+    """
 
     is_sharded = False  # in a cluster
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
-    looks_every: float = float("inf")  # seconds between polls, if there is no socket
+    looks_every: float = float("inf")  # seconds between polls, for a store without sockets
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -133,6 +136,7 @@ class Connections:
     def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
         """*until* is a deadline on `clock()`."""
         if self._pid != getpid():
+            # After a fork, the sockets are the parent's.
             self._begin()
         idle = self._idle
         try:
@@ -149,6 +153,7 @@ class Connections:
             # Otherwise a late reply would be taken for the answer to the next request.
             link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
+                # The idle connections are most likely broken, too.
                 self.close()
             raise
         # After `close`, `idle` is the old deque, so the connection is not used again.
@@ -162,8 +167,8 @@ class Connections:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # WAIT looks only at writes of its own connection, so a script must write again when it is repeated.
-            # A timeout of 0 would mean for ever.
+            # WAIT considers only the writes of its own connection. So acquire.lua and renew.lua write again when they
+            # are repeated, otherwise WAIT would count replicas that lack the lease. A timeout of 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
@@ -221,6 +226,7 @@ class Connections:
         log.warning("lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
+        """Close one idle connection of several, which a burst of requests may have left."""
         if len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()

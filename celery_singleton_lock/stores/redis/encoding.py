@@ -1,4 +1,4 @@
-"""Scripts, their arguments and their replies."""
+"""Scripts, their arguments and their replies. The files in lua/parts describe the hash of a lock."""
 
 import hashlib
 import re
@@ -30,8 +30,8 @@ _FOREIGN = "another program's key, or a damaged one: "
 class Script:
     """A Lua script, called by its digest.
 
-    `-- @argument NAME` makes the next argument a local. `-- @include NAME` inserts `lua/parts/NAME.lua`. Include parts
-    after the fast path, which would otherwise define their functions for nothing.
+    `-- @argument NAME` makes the next argument a local. Callers may leave out the last ones. `-- @include NAME` inserts
+    `lua/parts/NAME.lua`. Include parts after the fast path, which would otherwise define their functions for nothing.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -177,7 +177,7 @@ def _holder(
         published, due_for, is_unheard, rank = numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Only a successor's task name is in the store. Empty, it stands for the lock's name.
+        # Of these calls, only a successor has a task name in the store. If empty, the name is the lock's.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD
@@ -190,13 +190,13 @@ def _holder(
 
 
 def numbers_in(value: str, known: int) -> list[int]:
-    """The first *known* numbers of a field, which another release may have written."""
+    """The first *known* numbers of a field, which another release may have written longer or shorter."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
 
 def foreign(key: str, refusal: exceptions.ResponseError) -> LockState:
-    """The state of a key that survey.lua cannot read. Raises *refusal* if that concerns more than the key."""
+    """The state of a key that survey.lua cannot read. Raises *refusal* if it concerns more than the key."""
     text = str(refusal)
     if "WRONGTYPE" not in text and ("user_script" not in text or advice_about(refusal) is not None):
         raise refusal

@@ -17,11 +17,11 @@ from celery_singleton_lock.stores.redis.answers import NotUsable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-_KEYS_PER_STEP = "250"  # blocks the server for less than a millisecond
+_KEYS_PER_STEP = "250"  # one SCAN blocks the server for less than a millisecond
 _TRIAL_TTL = 1.0
 # Keys among which the self-test finds one for each master. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
-_OTHER_SLOTS = 20  # keys
+_OTHER_SLOTS = 20  # keys; one server of a cluster rarely has them all
 TRIAL = "trial-"  # begins the digest of a self-test's key, which is never listed
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
@@ -95,7 +95,7 @@ class Inventory:
         return {field: int(value) for field, value in self._store.fields(key).items() if _NUMBER.fullmatch(value)}
 
     def self_test(self, key: str, bound: float) -> None:
-        """Nobody else may use *key*."""
+        """Try a lock at each master. Nobody else may use *key*."""
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
@@ -128,7 +128,7 @@ class Inventory:
             subscription.disconnect()
 
     def _commands_on(self, key: str) -> list[bytes]:
-        """Try each command alone, because a script's error would not name a missing right."""
+        """The commands of scripts and clients, each alone, because a script's error would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [packed(name, key, *arguments) for name, *arguments in map(str.split, commands)]
@@ -138,7 +138,7 @@ class Inventory:
         if self._store.servers.is_sharded:
             # A missing right for ASKING would show only while slots move.
             return [*named, packed("ASKING")]
-        # A cluster behind a plain URL refuses some of these keys.
+        # A server of a cluster, behind a plain URL, refuses some of these keys.
         return [*named, *(packed("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
 

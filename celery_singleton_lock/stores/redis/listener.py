@@ -24,7 +24,7 @@ DEAF = "(deaf)"
 """Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
 _ANSWERS_WITHIN = 5.0  # seconds
-_ASK_EVERY = 15.0  # seconds of silence
+_ASK_EVERY = 15.0  # seconds of silence before the server is probed
 _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
@@ -37,7 +37,7 @@ class _Wire:
     def __init__(self, server: "Connections") -> None:
         self.server = server
         self.connection: Any = None
-        self.asked = deque[tuple[str, str]]()  # expected replies: words and channels
+        self.asked = deque[tuple[str, str]]()  # expected replies in order, each a word and a channel
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
@@ -67,7 +67,10 @@ class _Wire:
 
 
 class Listener(DaemonThread):
-    """A signal handler may raise anywhere, so callers change `_heard`, `_changed` and `_untold` in single steps."""
+    """The thread that hears the channels of one store.
+
+    A signal handler may raise anywhere, so callers change `_heard`, `_changed` and `_untold` in single steps.
+    """
 
     is_native = True
 
@@ -87,15 +90,19 @@ class Listener(DaemonThread):
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call *heard* with each message, in a real thread that it must not block.
+        """Call *heard* with each message, `LISTENING` and `DEAF`, perhaps several times.
 
-        At `LISTENING` earlier messages were missed, so the waiter must ask the store.
+        *heard* runs in a real thread, even among greenlets, and must not block. At `LISTENING`, earlier messages may
+        have been missed, so the waiter must ask the store.
         """
         self._heard[channel] = heard
         self._change(channel)
 
     def remove(self, channel: str, *, at_once: bool = True) -> None:
-        """Unsubscribing at once wakes a thread that competes for the GIL. It is not needed if no message can come."""
+        """Stop calling *heard*, which may still be running.
+
+        *at_once* wakes a thread that competes for the GIL, and is not needed if no message can come.
+        """
         if self._heard.pop(channel, None) is not None:
             if at_once:
                 self._change(channel)

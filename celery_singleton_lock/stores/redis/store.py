@@ -27,7 +27,7 @@ PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
 _TIME_IS_KNOWN = 60.0  # seconds
 _TIME_IS_UNKNOWN = 10.0  # seconds until a silent server is asked again
-_NOBODY = "~"
+_NOBODY = "~"  # nobody's token, so release.lua only writes a marker or wakes turns
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
 
@@ -38,7 +38,7 @@ class Store:
     All requests but `count` and `record` are idempotent.
     """
 
-    on_clock_step: Callable[[float], None] | None = None
+    on_clock_step: Callable[[float], None] | None = None  # gets the seconds by which the server's clock was set
     history: int = 500  # events
     is_of_one_process = False
 
@@ -105,7 +105,11 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> records.Position | Verdict:
-        """Ask whether a waiting message must go to the pool. This takes no place, but may take a turn."""
+        """Ask whether a waiting message must go to the pool. Takes no place.
+
+        A message with `turn_for` but no `rank` takes a turn, unless a place is free. If its call is marked as next, the
+        mark is extended.
+        """
         command = encoding.packed_acquire(claim, looks=True)
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
@@ -125,7 +129,8 @@ class Store:
         try:
             return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
         except exceptions.ResponseError as error:
-            # A plain URL may hide a cluster. Before redis-py 6.0, only its cluster client has a class for this error.
+            # A plain URL may hide a cluster. Match the text, because redis-py before 6.0 has a class for this error
+            # only in its client for clusters.
             if "CROSSSLOT" not in problem_of(error).upper() or len(inputs) == len(claims):
                 raise
             self._renewals_per_script = 1
@@ -177,8 +182,9 @@ class Store:
     ) -> records.Marked | Holder:
         """Mark a call as queued for *seconds*, or return the call or run in its way.
 
-        With *limit* 0, no run is in its way. A *newest* call supersedes a queued call that was published earlier. A
-        series of newest calls can postpone the work until *within* seconds after the first was published.
+        With *limit* 0, no run is in its way. No other call of the key is published for *cooldown* seconds. A *newest*
+        call supersedes a queued call that was published earlier. A series of newest calls can postpone the work until
+        *within* seconds after the first was published.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -218,6 +224,7 @@ class Store:
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
+        """False if a later leader has come, the slot to claim was sent, or the entry to forget is unknown."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
@@ -230,6 +237,7 @@ class Store:
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
+        """Add *sums* to the counts in a hash, and return the first count."""
         first, *others = [packed("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # PEXPIRE comes second, otherwise a connection that breaks could leave a hash without an expiry.
         commands = [first, packed("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
@@ -237,6 +245,7 @@ class Store:
         return int(replies[0])
 
     def record(self, key: str, texts: Collection[str], timeout: float) -> None:
+        """Add *texts* to a ring of `history` fields. *timeout* bounds each of two requests."""
         last = self.count(key, {"last": len(texts)}, timeout)
         fields = [(str(number % self.history), text) for number, text in enumerate(texts, last - len(texts) + 1)]
         self.call("HSET", key, *chain(*fields), bound=timeout)
@@ -253,7 +262,7 @@ class Store:
                     raise
                 if len(keys) == 1:
                     return [encoding.foreign(keys[0], error)]
-            # Find the unreadable key by halving, with a new deadline for each half.
+            # Find the unreadable key by halving. Each half gets a new deadline, because the server may be far away.
             middle = len(keys) // 2
             return [each for half in (keys[:middle], keys[middle:]) for each in look(half, clock() + RELEASE_BOUND)]
 
@@ -278,7 +287,7 @@ class Store:
         part = self.servers.part_of(key)
         sent_at = clock()
         tries = 0
-        # A direct try is faster than `persist`, but may take REPLY_TIMEOUT.
+        # A direct try is faster than `persist`, but may take REPLY_TIMEOUT, so shorter bounds go to `persist`.
         if not (self.servers.is_sharded or replicas or part.is_away) and bound > REPLY_TIMEOUT:
             try:
                 (reply,) = self.servers.call(key, (command,), sent_at + bound)
