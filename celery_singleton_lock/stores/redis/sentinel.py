@@ -119,7 +119,7 @@ class SentinelConnections(Connections):
             return self._known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self._known is not None:
-            # Stay with the known master while all sentinels are silent. If demoted, it refuses writes.
+            # Stay with the known master while all sentinels are silent. Once demoted, it refuses writes.
             return self._known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
