@@ -1,4 +1,4 @@
-"""Stores of locks; the scheme of the URL picks one."""
+"""Opens the store that a URL names."""
 
 import re
 import ssl
@@ -21,13 +21,12 @@ _shared: dict[str, Store] = {}
 
 
 def shared_store(url: str) -> Store:
-    """The store at *url*: one object for all callers in this process."""
     url = one_url(url)
     return _shared.get(url) or _shared.setdefault(url, store_from_url(url))
 
 
 def one_url(given: Any) -> str:
-    """Return the URL *given* without spaces, if it names one store."""
+    """Check and strip a `singleton_lock_url`."""
     several = isinstance(given, list | tuple | set | frozenset) and len(given) > 1
     if several or (isinstance(given, str) and _ANOTHER.search(given) and not given.startswith(_OF_SEVERAL)):
         raise ConfigurationError(
@@ -36,7 +35,7 @@ def one_url(given: Any) -> str:
             "gives a lock to two holders as soon as one of them loses its data or has its clock set"
         )
     if not isinstance(given, str) or not given.strip():
-        # The value may have a password.
+        # Do not show the value, which may have a password.
         what = "an empty text" if isinstance(given, str) else f"a {type(given).__name__}"
         raise ConfigurationError(
             f"singleton_lock_url=<{what}> is not allowed: give one URL as text, such as 'redis://localhost:6379/0'; "
@@ -46,16 +45,7 @@ def one_url(given: Any) -> str:
 
 
 def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
-    """Open the store at *url*, without a request to it.
-
-    Arguments:
-        url: With arguments as Celery or redis-py spells them. Equal `memory://` URLs are one store.
-        options: See `singleton_lock_client_options`.
-        replicas: See `singleton_lock_replicas`; locks in memory have no replicas.
-
-    Raises:
-        ConfigurationError: The scheme is unknown, or the URL cannot be read.
-    """
+    """Open the store at *url* without connecting to it."""
     url = url.strip()
     begins, found, rest = url.partition("://")
     scheme = begins.lower() if found else ""
@@ -80,7 +70,7 @@ def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
 
 
 def in_redis_py(value: Any) -> Any:
-    """Spell *value* as redis-py does, also inside a dict: `none` for the `CERT_NONE` of Celery."""
+    """Replace Celery's names of TLS checks by those of redis-py: `CERT_NONE` by `none`."""
     if isinstance(value, dict):
         return {name: in_redis_py(each) for name, each in value.items()}
     is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__

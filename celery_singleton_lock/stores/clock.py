@@ -1,33 +1,33 @@
-"""The local clock, by which deadlines are kept, and the clock of a server."""
+"""The local clock for deadlines, and the clock of a server."""
 
 import time
 from collections.abc import Callable
 from functools import partial
 
-# While a machine is suspended, its leases expire on the server, so its clock has to count that time.
+# Leases expire on the server while this machine is suspended, so the clock must count that time.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_SMALLEST_STEP = 0.5  # a smaller one cannot be told from drift and delay
+_SMALLEST_STEP = 0.5  # seconds; a smaller difference may be delay
 _WORST_RATE = 0.0001
 _COMPARE_EVERY = 1.0
 
-clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds; never set
+clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)  # in seconds; nobody can set it
 
 
 class ServerClock:
-    """The time of a server, and the steps by which it was set."""
+    """Estimates a server's time, and notices when its clock is set."""
 
-    ask_again_at: float = float("-inf")  # on `clock()`: when to ask a silent server
-    compares_at: float = float("-inf")
+    ask_again_at: float = float("-inf")  # on `clock()`, for a server that is silent
+    compares_at: float = float("-inf")  # on `clock()`
 
     def __init__(self) -> None:
         self._latest = 0
         self._seen_at = float("-inf")
-        self._ahead = float("-inf"), float("inf")  # by how much the server's clock leads: at least, at most
+        self._ahead = float("-inf"), float("inf")  # seconds by which the server's clock leads: least, most
 
     def compare(self, now: int, sent_at: float) -> float:
-        """The seconds by which the server's clock was set since the last comparison; 0.0 if it was not set.
+        """The seconds by which the server's clock was set since the last comparison.
 
-        *now* is the server's time in microseconds, in the answer to a request that was sent at *sent_at*.
+        *now* is the server's answer, in microseconds, to a request that was sent at *sent_at* on `clock()`.
         """
         if sent_at < self.compares_at:
             return 0.0
@@ -45,7 +45,7 @@ class ServerClock:
         return step
 
     def now(self, longest: float = float("inf")) -> int | None:
-        """The server's time in microseconds, greater each time; None if the last comparison is older than *longest*."""
+        """The server's time in microseconds, greater each time. None if the last comparison is older than *longest*."""
         at = clock()
         if self._seen_at == float("-inf") or at - self._seen_at > longest:
             return None

@@ -1,4 +1,4 @@
-"""Locks in the memory of one process, for tests and eager mode: our scripts on fakeredis."""
+"""Locks in the memory of one process, for tests and eager mode."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import Store
 
-# Without lupa, fakeredis would only say that it knows no EVALSHA.
+# Fail here without lupa, otherwise fakeredis would report an unknown command EVALSHA.
 import_module("lupa")
 
 
@@ -35,7 +35,7 @@ class MemoryStore(Store):
         return self
 
     def advance(self, seconds: float) -> None:
-        """Move the clock of the store ahead, and let waiters look again."""
+        """Move the clock ahead, and wake all waiters."""
         self._server.ahead += seconds
         for channel in self.call("PUBSUB", "CHANNELS"):
             self.call("PUBLISH", channel, "")
@@ -44,26 +44,26 @@ class MemoryStore(Store):
         return round(self._server.time() * 1_000_000)
 
     def _refuse_a_copy(self, pid: int) -> None:
-        """Called in a process that was forked from *pid*, before it uses its copy of the locks. It may raise."""
+        """Called after a fork from *pid*, before the copied locks are used. May raise."""
 
     def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report no step of the clock, because `advance` sets it."""
 
 
 class Server(FakeServer):
-    """A server with a clock of its own: a test that sets or freezes the wall clock changes no expiry."""
+    """A server with a clock of its own, so a test that freezes the wall clock changes no expiry."""
 
     def __init__(self) -> None:
         super().__init__(version=(7, 4))
-        # Reentrant, because a signal's handler may use the store while its thread is in a command.
+        # Reentrant, because a signal handler may use the store while its thread is in a command.
         self.lock = threading.RLock()  # type: ignore[assignment]
         self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
-        # Made here: two threads that make it at first use would each have a database of their own.
+        # Make the database now, otherwise two threads at its first use could each make their own.
         self.dbs[0] = _Database(self.lock, self.time)
         self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
-        # A thread of the parent may hold the old locks, and would never release them here.
+        # A thread of the parent may hold the copied locks, and would never release them here.
         self.lock = threading.RLock()  # type: ignore[assignment]
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)
@@ -74,7 +74,7 @@ class Server(FakeServer):
 
 
 class _Database(Database):
-    """Keys that expire by the server's clock, although fakeredis sets `time` before each command."""
+    """Expiry follows the server's clock, not the `time` that fakeredis sets before each command."""
 
     def __init__(self, lock: Any, now: Callable[[], float]) -> None:
         self._now = now
@@ -109,7 +109,7 @@ class OwnMemory(Connections):
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server = server
         self._refuse_a_copy = refuse_a_copy
-        # No AUTH and no CLIENT SETINFO: the server is in this process.
+        # `redis_connect_func` replaces AUTH and CLIENT SETINFO, which a server in this process does not need.
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
         super().__init__(pool, "memory://")

@@ -1,4 +1,4 @@
-"""Requests to a store, and its answers. Durations are seconds; moments are microseconds since the epoch."""
+"""Requests to a store, and its answers. Durations are in seconds, and moments in microseconds since the epoch."""
 
 import os
 from binascii import b2a_base64
@@ -11,57 +11,57 @@ from urllib.parse import unquote
 
 from celery_singleton_lock.errors import LockHeld, LockHeldState, LostReason
 
-ACQUIRE_BOUND = 5.0  # seconds that the request for a claim takes at most, whatever the store does
+ACQUIRE_BOUND = 5.0  # seconds
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-PublishMode = Literal["", "anyway", "over"]  # `anyway` despite a cool-down; `over` despite a queued call, too
-# The newest call is `queued` once marked, `next` once requeued. It must run, because older calls may have ended for it.
+PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: also despite a queued call.
+# Older calls end in favour of the newest call, so it must run. It is `queued` once marked, and `next` once requeued.
 Newest = Literal["", "queued", "next"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """The facts of a call that its claim and the history have in common."""
+    """What a claim and the history say about a call."""
 
-    task_id: str = ""  # empty if it is no task
-    task_name: str = ""  # empty if it is the name of the lock
+    task_id: str = ""  # empty for a `Lock` or a beat
+    task_name: str = ""  # empty if equal to the lock's name
     hostname: str = ""
     pid: int = 0
     attempt: int = 0
-    published: int = 0  # when its call was published first; 0 if unknown
+    published: int = 0  # when the call was first published; 0 if unknown
     label: str = ""
-    keeps_result: bool = True  # others can read its result under its task id
+    keeps_result: bool = True  # others can read the result under the task id
 
 
-WHOLE = "*"  # A token that begins with it claims the whole lock: granted if no place is taken, and keeps others out.
+WHOLE = "*"  # begins a token that claims the whole lock
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
 def new_token() -> str:
-    # No batch is read ahead: a forked process, or a restored snapshot, would use the same tokens again.
+    # Read no random bytes ahead, otherwise a forked process would repeat the tokens of its parent.
     return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
 @dataclass(slots=True)
 class Claim(Facts):
     key: str
-    token: str  # fresh for each execution; see `WHOLE`
+    token: str
     ttl: float
-    limit: int = 1  # places of the lock; with 0 nothing is granted
-    min_hold: float = 0.0  # the cool-down in seconds, counted from the grant
-    message: int = 0  # tells messages of one task id apart: when this one was published; 0 if unknown
-    may_be_copy: bool = False  # the store first looks for another run of this message
-    heeds_queued: bool = False  # a free place is left to a queued call
+    limit: int = 1  # places of the lock; 0 grants nothing
+    min_hold: float = 0.0  # cool-down, counted from the grant
+    message: int = 0  # when this message was published; tells a retry from its first attempt; 0 if unknown
+    may_be_copy: bool = False  # the store looks for another delivery of the message
+    heeds_queued: bool = False  # leaves a free place to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # seconds for which older calls end in favour of this one
+    supersedes_for: float = 0.0  # how long older calls end in favour of this call
     newest: Newest = ""
-    queued_for: float = 0.0  # seconds for which the call still counts as queued if it is refused
-    turn_for: float = 0.0  # seconds for which the call has a turn if it is refused
-    waits_here: bool = False  # the turn belongs to this process; if False, to the message
+    queued_for: float = 0.0  # how long the call stays queued if it is refused
+    turn_for: float = 0.0  # how long the call has a turn if it is refused
+    waits_here: bool = False  # the turn belongs to this process, not to the message
     rank: int = 0  # when the call got its turn; 0 for a newcomer
-    refused_at: int = 0  # when the call was first refused, in this execution or an earlier one; 0 if never
-    patience: float = ACQUIRE_BOUND  # seconds for the request, all tries together
+    refused_at: int = 0  # when the call was first refused, perhaps in an earlier run; 0 if never
+    patience: float = ACQUIRE_BOUND  # for all tries together
 
     @property
     def marker(self) -> str:
@@ -82,37 +82,37 @@ def marker_of(task_id: str, message: int) -> str:
 
 @dataclass(slots=True)
 class Marked:
-    sooner: float = 0.0  # seconds to subtract from the call's countdown
+    sooner: float = 0.0  # to subtract from the countdown
 
 
 @dataclass(slots=True)
 class Grant:
     place: int  # from 1
     fence: int
-    since: float  # the moment of the grant by the server's clock, in seconds since the epoch
-    sent_at: float  # `clock()` before the request, from which the ttl counts
+    since: float  # moment of the grant by the server's clock, but in seconds
+    sent_at: float  # on `clock()`, before the request; the ttl counts from here
     took_over: bool = False
-    died: Facts | None = None  # of the holder that died in this place
+    died: Facts | None = None  # the former holder of the place
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run of this message has ended, so the claim belongs to a copy."""
+    """A run of this message has ended."""
 
     attempt: int
-    outcome: Outcome  # `retried` if another attempt follows; `ended` until the result is stored, then `stored`
+    outcome: Outcome  # `retried`: another attempt follows. `ended`: the result is not stored yet.
 
 
-Marker = Literal["none", "left", "unknown"]  # whether the store has a marker; `unknown` without an answer
+Marker = Literal["none", "left", "unknown"]  # whether the store has a done marker
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of a run, for later deliveries of its message."""
+    """What later deliveries of a message learn about its run."""
 
     outcome: Outcome
-    kept: float  # seconds for which the broker may deliver the message again
-    is_due: bool  # another delivery is likely, even if none has come yet
+    kept: float  # how long the broker may deliver the message again
+    is_due: bool  # another delivery is likely
 
 
 SlotVerb = Literal["claim", "note", "forget"]
@@ -120,8 +120,6 @@ SlotVerb = Literal["claim", "note", "forget"]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One moment at which a beat has to send an entry."""
-
     entry: str
     due: int
     fence: int  # of the beat's lease
@@ -129,14 +127,14 @@ class Slot:
 
 
 class HolderState(StrEnum):
-    HELD = "held"  # a lease
-    ASKED_TO_STOP = "asked to stop"  # a lease
-    COOLDOWN = "cooldown"  # a cool-down after its run, or after its publishing
-    QUEUED = "queued"  # the mark of the call that is unique in the queue
-    NEXT = "next"  # the mark of the successor
-    WAITING = "waiting"  # a turn
-    ENDED = "ended"  # no known lease: a run that has just ended, or a newer call that has begun
-    UNREADABLE = "unreadable"  # no lock: the key is another program's, or damaged
+    HELD = "held"
+    ASKED_TO_STOP = "asked to stop"
+    COOLDOWN = "cooldown"
+    QUEUED = "queued"
+    NEXT = "next"
+    WAITING = "waiting"
+    ENDED = "ended"  # a run that has just ended, or a newer call that has begun
+    UNREADABLE = "unreadable"  # the key is another program's, or damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,17 +143,17 @@ class Holder:
 
     Attributes:
         key: The lock key.
-        token: The right to release the lock, so no log shows it.
+        token: With it and write access to the store, anybody can release the lock, so do not log it.
         state: `held`, `asked to stop`, `cooldown` or `ended`; a call that goes before is `queued`, `next` or `waiting`.
-        acquired_at: The moment of the grant by the store's clock. Without a grant, the moment of the answer.
-        expires_in: Seconds until its lease, mark or turn ends, unless it is renewed.
+        acquired_at: When the lease was granted, by the store's clock. Without a grant, when the store answered.
+        expires_in: Seconds until the lease, mark or turn ends unless it is renewed.
         fence: A number greater than that of any earlier holder. 0 without a grant.
         task_id: None for a `Lock`.
-        attempt: How many retries came before.
-        published: When its call was published first, in microseconds.
-        label: The text of its `lock_label`.
-        ttl: Seconds for which a renewal keeps it. 0 if unknown.
-        queue: The queue to which a queued call was published, if its publisher knew it.
+        attempt: The number of retries before this run.
+        published: When the call was first published, in microseconds since the epoch. 0 if unknown.
+        label: The text of `lock_label`.
+        ttl: Seconds for which a renewal extends the lease. 0 if unknown.
+        queue: The queue to which a queued call was published, if known.
     """
 
     key: str
@@ -172,12 +170,12 @@ class Holder:
     published: int = 0
     label: str | None = None
     ttl: float = 0.0
-    keeps_result: bool = True  # others can read it under the task id
-    call_ended: bool = False  # the next call may be published, although the run may go on
-    due_for: float = 0.0  # seconds from the due time to the end of the mark; 0: the mark ends by `lock_queue_ttl`
+    keeps_result: bool = True  # others can read the result under the task id
+    call_ended: bool = False  # the next call may be published although this run goes on
+    due_for: float = 0.0  # how long the mark lasts after the call is due; 0 stands for `lock_queue_ttl`
     queue: str | None = None
-    is_unheard: bool = False  # nobody listened when the turn was woken, so others are woken instead
-    refused_at: int = 0  # when the call of the turn was first refused
+    is_unheard: bool = False  # nobody listens for the turn, so others are woken instead
+    refused_at: int = 0  # when the turn's call was first refused
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
@@ -193,12 +191,11 @@ class Holder:
 
     @property
     def goes_before(self) -> bool:
-        """Its call holds nothing yet, and runs before a newcomer."""
         return self.is_queued_or_next or self.state is HolderState.WAITING
 
     @property
     def is_unrenewed(self) -> bool:
-        """More than half of its ttl is over, although a renewal is due each third."""
+        """More than half of the ttl has passed, although a renewal is due after a third."""
         return self.has_lease and self.expires_in < self.ttl / 2
 
     @property
@@ -215,7 +212,7 @@ class Holder:
 
     @property
     def age(self) -> float:
-        """Seconds since it was acquired, by this machine's wall clock."""
+        """Seconds since `acquired_at`, by this machine's wall clock."""
         return max(0.0, (datetime.now(UTC) - self.acquired_at).total_seconds())
 
 
@@ -224,12 +221,12 @@ class Conflict:
     """Every place is held, or kept for a call that goes before the caller."""
 
     key: str
-    holders: tuple[Holder, ...]  # a few holders, sorted by deadline; or calls that go before the caller
-    successor: str | None = None  # task id of the call that runs next, perhaps the claim's own, if the claim `succeeds`
+    holders: tuple[Holder, ...]  # some holders, sorted by deadline; or calls that go before the caller
+    successor: str | None = None  # of a claim that `succeeds`: task id of the call that runs next, perhaps its own
     at: int = 0  # when the store answered, by its clock
-    is_own: bool = False  # the holder is another delivery of the same message
-    rank: int = 0  # of its turn, for a claim with `turn_for`; 0 without a turn
-    is_near: bool = True  # its turn looks again in a few seconds
+    is_own: bool = False  # the holder is another delivery of the caller's message
+    rank: int = 0  # of the caller's turn; 0 without a turn
+    is_near: bool = True  # ask again in a few seconds, because a wake may get lost
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -242,26 +239,26 @@ Verdict = Grant | Conflict | Done
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a message in the line for a lock. Other fields: see `Conflict`."""
+    """The position of a message in the line. Other fields are as in `Conflict`."""
 
     at: int
-    comes: bool  # a place is free for the message, or its turn is gone
+    comes: bool  # the message must go to the pool: a place is free, or its turn is gone
     is_near: bool
     free_in: float
 
 
 class Renewal(IntEnum):
     RENEWED = 1
-    REPLACED = 2  # renewed; a successor asks the holder to stop
-    BROKEN = 4  # renewed; a person asks the holder to stop
+    REPLACED = 2  # renewed, but a successor asks the holder to stop
+    BROKEN = 4  # renewed, but a person asks the holder to stop
     TAKEN = 0  # lost: another holder has the place
     GONE = -1  # lost: nobody has the place
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    marker: Marker  # unknown until a release in the background has an answer
-    lost: LostReason | None = None  # why the lease had been lost before, if that is known
+    marker: Marker
+    lost: LostReason | None = None  # why the lease was lost before, if known
 
 
 RELEASED = Release("none")
@@ -270,23 +267,23 @@ UNANSWERED = Release("unknown")
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """All that is known of a key.
+    """The state of a lock.
 
     Attributes:
         key: The lock key.
         at: When the store answered, by its clock, in microseconds.
-        fence: The greatest fence that was given. None if none is remembered.
+        fence: The greatest fence given, or None if the store remembers none.
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
-        waiting: How many have a turn. In a line of more than 160, calls that have left may still count.
-        turns: At most 160 turns: first those that nobody heard, then those that will be woken, in order.
+        waiting: The number of turns. In a line longer than 160, this may include calls that have left.
+        turns: At most 160 turns. Those for which nobody listens come first, then the others in the order of waking.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.
         waiters: `waiting` under its name in `show --json`.
-        cooldown_until: The end of its last cool-down, or None.
-        problem: Why nothing else is known, or None.
+        cooldown_until: The end of the last cool-down, or None.
+        problem: Why the key cannot be read, or None.
     """
 
     key: str

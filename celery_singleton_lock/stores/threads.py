@@ -1,4 +1,4 @@
-"""Threads that start when they are needed, also where gevent or eventlet has turned threads into greenlets."""
+"""Threads that start when they are needed, also under gevent and eventlet."""
 
 import _thread
 import asyncio
@@ -11,15 +11,14 @@ from typing import Any, cast
 
 from celery_singleton_lock.stores.clock import clock
 
-LINGERS = 5.0  # seconds that a thread waits for work before it ends
+LINGERS = 5.0  # seconds without work after which a thread ends
 _LONGEST_START = 2.0
 
-# The public function raises without a loop, which is slow.
+# `asyncio.get_running_loop` raises without a loop, which is slow.
 running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
 
 
 def patched_by(what: str = "thread") -> Any:
-    """The module gevent or eventlet if it has patched *what* in this process, else None."""
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading" if what == "thread" else what):
         return sys.modules["gevent"]
@@ -30,13 +29,13 @@ def patched_by(what: str = "thread") -> Any:
 
 
 def waits_stop_greenlets() -> bool:
-    """This process is patched, but its sockets or `select` are not."""
+    """Sockets or `select` are not patched, so a wait for them stops all greenlets."""
     parts = [patched_by(part) is not None for part in ("socket", "select", "thread", "time")]
     return any(parts) and not all(parts[:2])
 
 
 def call_in_hub() -> Callable[[Callable[[], None]], object]:
-    """The hub's function that takes a callback. With eventlet, only the hub's own thread may call it."""
+    """Eventlet allows the returned function only in the hub's own thread."""
     library = patched_by()
     if library.__name__ == "gevent":
         return cast("Callable[..., object]", library.get_hub().loop.run_callback_threadsafe)
@@ -52,16 +51,17 @@ def original(module: str, name: str) -> Any:
 
 
 class DaemonThread:
-    """A thread that starts when it is needed, ends when it has nothing to do, and starts again if it has died.
+    """A thread that lives while it has work, and starts again if it has died.
 
-    Starting takes no lock: a signal that raises could leave it locked. If two threads start, the first one ends.
+    Starting takes no lock, because a signal handler that raises could leave a lock taken. If two threads start, the
+    first one ends.
     """
 
-    is_native = False  # a real thread even where others are greenlets
+    is_native = False  # a real thread, never a greenlet
     _running: object = None
-    _begun: object = ()  # if None, `ensure` would start no thread
+    _begun: object = ()  # not None, otherwise `ensure` would take the thread for started
     _begins_by = 0.0
-    _step: Callable[[], bool]  # does the next piece of work; False if none has come for `LINGERS`
+    _step: Callable[[], bool]  # False if no work has come for `LINGERS`
     _has_work: Callable[[], bool]
 
     def ensure(self) -> None:
@@ -71,7 +71,7 @@ class DaemonThread:
         try:
             self._begins_by = clock() + _LONGEST_START
             self._running = mark
-            # `threading.Thread.start` waits for the thread. A signal that raises in that wait becomes another error.
+            # `threading.Thread.start` waits, and a signal handler that raises in this wait would cause another error.
             start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
             start(self._live, (mark,))
         except BaseException:
@@ -80,8 +80,8 @@ class DaemonThread:
             raise
 
     def _live(self, mark: object) -> None:
-        # A new thread has the id of its starter at first, so CPython may raise the starter's asynchronous exception
-        # here, before the `try`. A later call of `ensure` then starts another thread.
+        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here,
+        # before the `try`. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:
                 self._begun = mark
@@ -90,7 +90,7 @@ class DaemonThread:
         finally:
             if self._running is mark:
                 self._running = None
-            # No thread can start at the end of the interpreter.
+            # No thread can start while the interpreter shuts down.
             with suppress(RuntimeError):
                 if self._has_work():
                     self.ensure()

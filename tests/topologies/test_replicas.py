@@ -97,7 +97,7 @@ def test_a_renewal_that_no_replica_has_is_none(careful: Store, pair: tuple[Serve
 def test_servers_without_replicas_are_told_at_the_start(valkey: Server, cleanup: ExitStack, alone: Any) -> None:
     store = opened(cleanup, cleanup.enter_context(alone(valkey)).url, replicas=1)
 
-    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas, not by singleton_lock_replicas=1"):
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas, but singleton_lock_replicas=1"):
         Inventory(store).self_test("singleton:v3:{trial:00}", 10.0)
 
 

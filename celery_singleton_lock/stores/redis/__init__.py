@@ -1,8 +1,7 @@
-"""Locks in Redis or Valkey, and the form in which each command is sent.
+"""Locks in Redis or Valkey.
 
-`Store.request` sends a script: the first try goes straight to `Connections.call`, which takes a connection, whose
-`Link.exchange` sends and reads. If that brings no reply, `Part.persist` repeats `Connections.run`, which also sends the
-text of a script that the server lacks, and waits for replicas.
+`Store.request` usually tries `Connections.call` first, which sends a packed command on a kept or new connection.
+Without a reply, `Part.persist` retries with `Connections.run`, which also loads missing scripts and waits for replicas.
 """
 
 from contextlib import suppress
@@ -18,7 +17,6 @@ def _packed(words: tuple[str, ...]) -> bytes:
 
 
 _pack = _packed
-# hiredis packs several times faster than Python.
 with suppress(ImportError):
     from hiredis import pack_command as _pack  # type: ignore[assignment]
 

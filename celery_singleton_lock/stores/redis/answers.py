@@ -1,4 +1,4 @@
-"""The meaning of a server's errors, and requests that are repeated until an answer comes."""
+"""What a server's errors mean, and retries until it answers."""
 
 import re
 import time
@@ -10,7 +10,7 @@ from redis import exceptions
 from celery_singleton_lock.errors import DOCS, StoreError, StoreRefused
 from celery_singleton_lock.stores.clock import ServerClock, clock
 
-# By text: some errors have no class in redis-py, and older servers wrap others in a script's error.
+# Match the text, because redis-py has no class for some errors, and older servers wrap others in a script's error.
 _ELSEWHERE = re.compile(
     r"^(?:ReadOnly|BusyLoading|ClusterDown|MasterDown|TryAgain)Error\b"
     r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
@@ -27,7 +27,7 @@ _ADVICE = {
         "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
         f"{DOCS}reference/start/ lists all that are needed"
     ),
-    # The numbers are the errno of an unreadable certificate file. Unix sockets fail with the same, so exclude them.
+    # The numbers are the errno of an unreadable certificate file. Unix sockets have the same errno, so exclude them.
     r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)": (
         "set ssl_ca_certs in singleton_lock_client_options. If the server asks for a certificate, set ssl_certfile "
         "and ssl_keyfile too, and ssl_password if the key has one. All are files in PEM that belong together. The "
@@ -46,7 +46,6 @@ _ADVICE = {
     r"(?i)unknown (?:redis )?command [^,]*\bwait\b": (
         "leave singleton_lock_replicas at 0, or use a server that has WAIT: this one cannot say what its replicas have"
     ),
-    # An older server may lack the options of a command.
     r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg": (
         "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command. If this is a sentinel, "
         "let the URL begin with sentinel://. rename-command may hide a command, and some managed services lack it"
@@ -70,7 +69,7 @@ _IN_SHORT = {
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
-# A server that hangs up on the wrong protocol also shows as a reset.
+# How a connection may end if only one side speaks TLS.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis"
 _WITHOUT_TLS = (
@@ -80,7 +79,7 @@ _WITHOUT_TLS = (
 
 
 class NotUsable(exceptions.ConnectionError):
-    """No known server can be used. Without *advice*, the problem may pass."""
+    """Without *advice*, the problem may pass, and the request is retried."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)
@@ -100,7 +99,7 @@ def not_connected(error: TypeError | ValueError) -> NotUsable:
 
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
-    """The server is no master now, so look up the address of the master again."""
+    """The address of the master must be looked up again."""
     return _ELSEWHERE.search(problem_of(error)) is not None
 
 
@@ -110,7 +109,7 @@ def is_passing(error: exceptions.RedisError) -> bool:
 
 
 def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
-    """The advice for an error that will not pass; None for any other."""
+    """What the user can change, or None if that is unknown or the error may pass."""
     if isinstance(error, NotUsable):
         return error.advice
     text = problem_of(error)
@@ -124,12 +123,12 @@ def none_of(
 ) -> NotUsable:
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
-    # Advise only if all servers refuse: a single refusal may be the fault of that server.
+    # A single refusal may be the fault of that server.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 
 
 def in_short(problem: str) -> str:
-    """The `problem` of a `StoreError`, for strangers, who must not learn the address of the store."""
+    """The problem for strangers, who must not learn the address of the store."""
     return next(
         (words for pattern, words in _IN_SHORT.items() if re.search(pattern, problem)),
         "the store refuses the requests of this library",
@@ -137,17 +136,17 @@ def in_short(problem: str) -> str:
 
 
 def problem_of(error: exceptions.RedisError) -> str:
-    """The text of *error* without the command's arguments, which may be a password or look like an error."""
+    """The error's text without the command's arguments, which may be a password or look like an error."""
     return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error)).rstrip('. ')}"
 
 
 class Part:
-    """What is known of one server: whether it answers, and its clock. Repeats requests until it answers."""
+    """The health and the clock of one server."""
 
-    silent_until: float = 0.0  # on `clock()`; until then, releases in the background spare the server
+    silent_until: float = 0.0  # on `clock()`; until then, background releases do not try the server
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        self.is_away: bool = False  # no request has been answered since an acquire failed
+        self.is_away: bool = False  # an acquire failed, and no request was answered since
         self.has_answered: bool = False  # so its URL is right about TLS
         self._address = address
         is_provided = arguments.get("credential_provider") is not None
@@ -155,10 +154,9 @@ class Part:
         self.clock: ServerClock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
-        """The answer of *ask*, the moment of the try that got it, and the number of tries.
+        """Return the answer of *ask*, when its try began, and the number of tries.
 
-        *ask* is called with the moment, on `clock()`, until which it may wait. After *bound* seconds, or a refusal, a
-        `StoreError` is raised.
+        *ask* gets a deadline on `clock()`. A `StoreError` is raised after *bound* seconds, or at a refusal.
         """
         sent_at = clock()
         give_up_at = sent_at + bound
@@ -170,7 +168,7 @@ class Part:
             try:
                 answer = ask(give_up_at)
             except exceptions.RedisError as error:
-                # Keep an earlier refusal: the last try may have had too little time.
+                # A timeout replaces no other error, because the last try may have had too little time.
                 if problem is None or not isinstance(error, exceptions.TimeoutError):
                     problem = error
                 if not is_passing(error) or clock() + pause >= give_up_at:

@@ -18,8 +18,8 @@ from celery_singleton_lock.stores.redis.encoding import Script
 _SLOTS = 16384
 _PORT = 6379
 _MOST_REDIRECTS = 5
-_PATIENCE = 0.5  # seconds for each server that is asked who owns the slots
-_PAUSE = 0.25  # seconds between two such questions
+_PATIENCE = 0.5  # seconds for each server that is asked for the owners of slots
+_PAUSE = 0.25  # seconds between two requests for the owners
 # Before redis-py 6.0, only this parser raises `MovedError` and `AskError`.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
@@ -29,7 +29,7 @@ class NodeConnections(Connections):
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
-    is_doubted = False  # its slots may have moved: it was silent, or has redirected a request
+    is_doubted = False  # its slots may have moved, so ask for the owners again
 
     def close(self) -> None:
         super().close()
@@ -37,9 +37,9 @@ class NodeConnections(Connections):
 
 
 class Cluster(NodeConnections):
-    """Sends each request to the server that has its key, so a silent server delays only its own keys.
+    """Sends each request to the server that has its key.
 
-    The table of owners is replaced as a whole, so a signal may raise anywhere.
+    The table of owners is replaced as a whole, because a signal handler may raise anywhere.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
@@ -70,7 +70,6 @@ class Cluster(NodeConnections):
         self._learned_at = float("-inf")
 
     def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
-        """Ask the server that has *key*; follow MOVED for its slot, and ASK for the key itself."""
         node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):
@@ -81,7 +80,7 @@ class Cluster(NodeConnections):
                 # A `MovedError` is an `AskError`, too.
                 asks = not isinstance(redirect, exceptions.MovedError)
                 if not asks:
-                    # Let the next request to this server ask the cluster first, because other slots may have moved too.
+                    # Other slots of this server may have moved, too.
                     self.at(node).is_doubted = True
                 # An empty host means the server that answers.
                 node = self._reached(redirect.host or node[0], redirect.port)
@@ -90,7 +89,6 @@ class Cluster(NodeConnections):
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script in one round trip to each server that has keys of *inputs*."""
         replies: dict[int, Any] = {}
         groups: dict[Address, list[int]] = {}
         for number, (key, _) in enumerate(inputs):
@@ -100,7 +98,7 @@ class Cluster(NodeConnections):
             try:
                 answers = self.at(node).run(script, own, until, replicas)
             except exceptions.AskError:
-                # Some slots have moved, or are moving. Halves find them in a few requests.
+                # Some slots have moved, or are moving. Find their keys by halving the list.
                 middle = len(own) // 2
                 if middle:
                     halves = own[:middle], own[middle:]
@@ -142,13 +140,12 @@ class Cluster(NodeConnections):
         return self._owners[key_slot(key.encode())] if self._owners else None
 
     def owner_of(self, key: str, until: float) -> Address:
-        """The server that has *key*. The cluster is asked if the owner is unknown or in doubt."""
         node = self._known_owner(key)
         if node is None or (self.at(node).is_doubted and clock() >= self._learned_at + _PAUSE):
             try:
                 self._learn(until)
             except exceptions.RedisError:
-                # Try the last known owner instead: its error says more.
+                # Try the last known owner, whose error says more.
                 if node is None:
                     raise
             node = self._known_owner(key)
@@ -161,7 +158,7 @@ class Cluster(NodeConnections):
         return node
 
     def _learn(self, until: float) -> None:
-        """Ask the servers in turn for the owners of all slots until one answers. Doubted servers come last."""
+        """Learn the owners of all slots from the first server that answers."""
         self._learned_at = clock()
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):

@@ -1,4 +1,4 @@
-"""Connections of redis-py: each request has a deadline, and waits for no other request."""
+"""Connections of redis-py, with a deadline for each request."""
 
 import inspect
 import re
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
-# Unless these arguments are None, redis-py sends its name and version in two round trips of each new connection.
 _HAS_DRIVER_INFO = "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
 OURS: dict[str, Any] = {
     "socket_timeout": REPLY_TIMEOUT,
@@ -38,23 +37,23 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    # A key of another program may be no UTF-8, and strict decoding would fail for the whole reply.
+    # Another program's key may be no UTF-8, and would fail the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
+    # With None, redis-py does not send its name and version, in two round trips of each new connection.
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
 """Users cannot set these arguments, because the bounds rest on them."""
 
 _DATABASE = re.compile(r"(-?[0-9]+)?")
-_LONGEST_WAIT = 0.5  # for WAIT: less than `REPLY_TIMEOUT`, so that the answer is read in time
+_LONGEST_WAIT = 0.5  # seconds for WAIT; must be less than `REPLY_TIMEOUT`
 _LEAST_FOR_REPLY = 0.25
-_USUAL_REPLY = 448  # bytes; Python allocates an object of more than 512 in a slower way
-_LARGE_REPLY = 65536  # bytes; in steps of the usual reply it would take twice the time
+_USUAL_REPLY = 448  # bytes; Python allocates objects of more than 512 more slowly
+_LARGE_REPLY = 65536  # bytes
 
 Address = tuple[str, int]
 
 Reader: Any = None
-# hiredis parses several times faster than Python.
 with suppress(ImportError):
     from hiredis import Reader
 
@@ -62,7 +61,7 @@ _NOT_YET = object()
 
 
 class Link:
-    """A connection of redis-py. Most requests use its socket: the layers of redis-py would double their cost."""
+    """A connection of redis-py. Most requests use its socket directly, at half the cost."""
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
@@ -74,7 +73,7 @@ class Link:
             self._reader = Reader(**errors, **text, notEnoughData=_NOT_YET)
 
     def exchange(self, commands: Sequence[bytes], until: float) -> list[Any]:
-        """Send, and return the replies. The first refusal is raised once all replies were read."""
+        """A refusal is raised once all replies were read."""
         if len(commands) == 1 and self._reader is not None and until - clock() >= REPLY_TIMEOUT:
             reply, at_once = _NOT_YET, _USUAL_REPLY
             try:
@@ -97,7 +96,7 @@ class Link:
         refusal = None
         for _ in commands:
             left = until - clock()
-            # If no time is left, this process was paused, and the reply may be there.
+            # If no time is left, this process was paused, and the reply may have come.
             if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                 raise exceptions.TimeoutError("no reply in time")
             try:
@@ -110,16 +109,16 @@ class Link:
 
 
 class Connections:
-    """Connections to one server, kept while they are idle and all their replies were read.
+    """Connections to one server, kept while they are idle.
 
-    A signal handler may raise anywhere: a connection is taken or kept by a single step of a deque.
+    A signal handler may raise anywhere, so a connection is taken or kept by a single step of a deque.
     """
 
-    is_sharded = False  # a channel is heard only at the server that has its lock
+    is_sharded = False  # in a cluster
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
-    looks_every: float = float("inf")  # seconds between two looks for messages, if there is no socket to wait on
+    looks_every: float = float("inf")  # seconds between polls, for a store without sockets
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
@@ -129,15 +128,15 @@ class Connections:
         self._begin()
 
     def _begin(self) -> None:
-        # If sockets are patched for greenlets and threads are not, a socket works only in its own thread: keep none.
+        # If sockets are patched but threads are not, a socket works only in its own thread, so keep none.
         is_of_one_thread = patched_by("socket") is not None and patched_by() is None
         self._idle = deque[Link](maxlen=0 if is_of_one_thread else None)
         self._pid = getpid()
 
     def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
-        """A reply to each of *commands*, all about *key*. *until* is a deadline on `clock()`."""
+        """*until* is a deadline on `clock()`."""
         if self._pid != getpid():
-            # After a fork the sockets are the parent's.
+            # After a fork, the sockets are the parent's.
             self._begin()
         idle = self._idle
         try:
@@ -148,35 +147,34 @@ class Connections:
             replies = link.exchange(commands, until)
         except BaseException as error:
             if isinstance(error, exceptions.ResponseError) and not is_elsewhere(error):
-                # A refusal: all replies were read.
+                # All replies were read, so the connection can be kept.
                 idle.append(link)
                 raise
-            # The next caller would take a late reply for the answer to its own request.
+            # Otherwise a late reply would be taken for the answer to the next request.
             link.connection.disconnect()
             if isinstance(error, exceptions.RedisError):
-                # The idle connections are most likely broken too.
+                # The idle connections are most likely broken, too.
                 self.close()
             raise
-        # After a `close` this is the old deque, so the connection is not used again.
+        # After `close`, `idle` is the old deque, so the connection is not used again.
         idle.append(link)
         return replies
 
     def run(self, script: "Script", inputs: Sequence[Input], until: float, replicas: int = 0) -> list[Any]:
-        """Run a script with each input, all in one go."""
         key = inputs[0][0]
         commands = [command for _, command in inputs]
         if self.is_sharded:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # A repeated script must write again, as acquire.lua and renew.lua do: WAIT on a connection without a write
-            # also counts replicas that lack the lease. A timeout of 0 would mean for ever.
+            # WAIT considers only the writes of its own connection. So acquire.lua and renew.lua write again when they
+            # are repeated, otherwise WAIT would count replicas that lack the lease. A timeout of 0 would mean for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
             replies = self.call(key, commands, until)
         except exceptions.NoScriptError:
-            # The server was restarted, failed over or flushed. One EVAL loads the script for all inputs.
+            # One EVAL loads the script for all inputs.
             commands[0] = commands[0].replace(script.by_digest, script.by_text, 1)
             replies = self.call(key, commands, until)
         if not replicas:
@@ -184,12 +182,12 @@ class Connections:
         *others, acknowledged = replies
         if acknowledged < replicas:
             raise exceptions.ConnectionError(
-                f"acknowledged by {acknowledged} of its replicas, not by singleton_lock_replicas={replicas}"
+                f"acknowledged by {acknowledged} of its replicas, but singleton_lock_replicas={replicas}"
             )
         return others
 
     def listen(self, channel: str, until: float) -> Any:
-        """A connection that has subscribed to *channel*, for the caller to disconnect."""
+        """The caller must disconnect the connection."""
         connection = self.open(until)
         try:
             Link(connection).exchange([packed(self.subscribe, channel)], until)
@@ -199,7 +197,6 @@ class Connections:
         return connection
 
     def open(self, until: float) -> Any:
-        """A new connection, for the caller to disconnect or keep."""
         arguments = self.pool.connection_kwargs
         timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, until - clock()))
         connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
@@ -229,13 +226,12 @@ class Connections:
         log.warning("lock.moved", text, store=self.address, **servers)
 
     def close_spare(self) -> None:
-        """Close an idle connection if there are several: otherwise those of a burst of requests would stay open."""
+        """Close one idle connection of several, which a burst of requests may have left."""
         if len(self._idle) > 1:
             with suppress(IndexError):
                 self._idle.popleft().connection.disconnect()
 
     def close(self) -> None:
-        """Close the idle connections. A connection in use is not used again."""
         idle = self._idle
         self._idle = deque(maxlen=idle.maxlen)
         with suppress(IndexError):
@@ -244,17 +240,16 @@ class Connections:
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* returns for these options and ours."""
     try:
         pool = make(**{**options, **OURS})
         arguments = pool.connection_kwargs
-        # The URL overrides arguments of `from_url`.
+        # `from_url` prefers the arguments in the URL.
         arguments.update(OURS)
         settle(arguments, has_tls=issubclass(pool.connection_class, SSLConnection))
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
-        # A number may crash Python: see `encoding.milliseconds`.
+        # As a number it could crash Python: see `encoding.milliseconds`.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
@@ -274,14 +269,13 @@ class _Provider(CredentialProvider):
         try:
             return tuple(self._provider.get_credentials())
         except Exception as error:
-            # No advice: the source of the credentials may only be down.
+            # Without advice the request is retried, because the source of the credentials may only be down.
             raise NotUsable(f"credential_provider has failed with {type(error).__name__}") from error
 
 
 def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
-    """Complete the options of TLS; let a credential provider be named by a dotted path, as Celery does."""
     if has_tls:
-        # Never None: OpenSSL would ask for the password on the terminal, and wait.
+        # With None, OpenSSL would ask for the password on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
         # As redis-py does since 6.0.
         is_checked = arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
@@ -305,7 +299,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Address], dict[str, Any]]:
-    """The hosts and ports in *url*, separated by semicolons; and its arguments, the first if one is repeated."""
+    """If an argument is repeated, the first counts."""
     hosts = list[Address]()
     said = dict[str, Any]()
     try:
@@ -338,7 +332,7 @@ def check_parts(url: str) -> None:
 
 
 def unreadable(form: str = "redis://user:password@host:port/database") -> ConfigurationError:
-    """The error for a URL that cannot be read. Python's message would show a password that was not escaped."""
+    """Python's own message could show a password that was not escaped."""
     return ConfigurationError(
         f"singleton_lock_url cannot be read: give {form}. The database is a number. Special characters in user and "
         "password have to be percent-encoded"

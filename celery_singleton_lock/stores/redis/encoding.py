@@ -1,4 +1,4 @@
-"""Scripts, their arguments and their replies. lua/parts say what is in the hash of a lock."""
+"""Scripts, their arguments and their replies. The files in lua/parts describe the hash of a lock."""
 
 import hashlib
 import re
@@ -28,11 +28,10 @@ _FOREIGN = "another program's key, or a damaged one: "
 
 
 class Script:
-    """A Lua file of this package, called by its digest.
+    """A Lua script, called by its digest.
 
-    Each line `-- @argument NAME` names the next argument, a local in the script; a caller may leave out the last ones.
-    `-- @include NAME` stands for `lua/parts/NAME.lua`. Include parts after the fast path: otherwise each
-    run would define their functions, for nothing.
+    `-- @argument NAME` makes the next argument a local. Callers may leave out the last ones. `-- @include NAME` inserts
+    `lua/parts/NAME.lua`. Include parts after the fast path, which would otherwise define their functions for nothing.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -41,14 +40,13 @@ class Script:
         locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        # How a packed command begins, without the count (`*5`) in front.
+        # Without the number of words (`*5`) in front.
         self.by_digest: bytes = packed("EVALSHA", self.digest)[4:]
         self.by_text: bytes = packed("EVAL", self.text)[4:]
         self.about_a_key: str = f"{self.by_digest.decode()}$1\r\n1\r\n"
 
     @cached_property
     def sharded(self) -> "Script":
-        """The script for a cluster, where a waiter listens at the server that has the key."""
         return Script(self._verb, "SPUBLISH")
 
     def on(self, key: str, *arguments: str) -> bytes:
@@ -65,7 +63,7 @@ RENEW = Script("renew")
 MARK_QUEUED = Script("mark_queued")
 UNMARK = Script("unmark")
 SURVEY = Script("survey")
-rare_script = cache(Script)  # read when it is first needed: most workers never need one
+rare_script = cache(Script)
 
 
 def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
@@ -77,7 +75,7 @@ def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
     if claim.task_name or claim.label:
         name = f"{claim.task_name}{_SEPARATOR}{claim.label}" if claim.label else claim.task_name
         return ACQUIRE.on(key, token, grant, words, task_id, hostname, name)
-    # Half the cost of `packed`. In ASCII each character is one byte.
+    # Faster than `packed`, but right only in ASCII, where each character is one byte.
     command = (
         f"*9\r\n{ACQUIRE.about_a_key}${len(key)}\r\n{key}\r\n${len(token)}\r\n{token}\r\n${len(grant)}\r\n{grant}\r\n"
         f"${len(words)}\r\n{words}\r\n${len(task_id)}\r\n{task_id}\r\n${len(hostname)}\r\n{hostname}\r\n"
@@ -86,7 +84,7 @@ def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
 
 
 def _words_of(claim: Claim, *, looks: bool) -> str:
-    # `looks` comes first: acquire.lua may grant a claim at once if its words begin with the limit.
+    # `looks` must come first, otherwise acquire.lua would grant a free lock.
     words = f"looks limit={claim.limit}" if looks else f"limit={claim.limit}"
     if claim.may_be_copy:
         words += f" message={claim.message}"
@@ -105,13 +103,12 @@ def _words_of(claim: Claim, *, looks: bool) -> str:
 
 
 def mark_text(label: str, queue: str, published: int, due_for: float) -> str:
-    """The mark of a queued call, without its deadline and its task id."""
+    """The text of a mark after its deadline and task id."""
     numbers = f"{published},{milliseconds(due_for)}" if published or due_for else ""
     return f"{label}{_SEPARATOR}{queue}{_SEPARATOR}{numbers}".rstrip(_SEPARATOR)
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[Input]:
-    """An input for each run of renew.lua: at most *most* claims, all with one ttl."""
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         while part := list(islice(alike, most)):
             words = *[claim.key for claim in part], milliseconds(ttl), *[claim.token for claim in part]
@@ -139,7 +136,6 @@ def packed_release(claim: Claim, place: int | None, ending: records.Ending | Non
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> records.Verdict:
-    """The verdict in a reply of acquire.lua, unless the reply is a fence."""
     match reply:
         case ["granted", _, place, fence, since, *died]:
             return Grant(place, fence, since / 1_000_000, sent_at, bool(died), _dead(key, *died[0]) if died else None)
@@ -181,7 +177,7 @@ def _holder(
         published, due_for, is_unheard, rank = numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Only a successor keeps its task name in the store; a mark or a turn does not.
+        # Of these calls, only a successor has a task name in the store. If empty, the name is the lock's.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD
@@ -194,13 +190,13 @@ def _holder(
 
 
 def numbers_in(value: str, known: int) -> list[int]:
-    """The first *known* numbers of a field. Numbers that a later release added are ignored; missing ones are 0."""
+    """The first *known* numbers of a field, which another release may have written longer or shorter."""
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 
 
 def foreign(key: str, refusal: exceptions.ResponseError) -> LockState:
-    """The state of a key that survey.lua cannot read; raises a *refusal* that is about more than the key."""
+    """The state of a key that survey.lua cannot read. Raises *refusal* if it concerns more than the key."""
     text = str(refusal)
     if "WRONGTYPE" not in text and ("user_script" not in text or advice_about(refusal) is not None):
         raise refusal
@@ -226,7 +222,7 @@ def _moment(microseconds: int) -> datetime:
 
 @lru_cache(maxsize=256)
 def milliseconds(seconds: float) -> str:
-    """*seconds* as text for scripts: Python crashes if a signal handler raises while hiredis converts a number."""
+    """Text, because Python crashes if a signal handler raises while hiredis converts a number."""
     return str(round(seconds * 1000))
 
 

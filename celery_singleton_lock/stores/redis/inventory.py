@@ -17,12 +17,12 @@ from celery_singleton_lock.stores.redis.answers import NotUsable
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
-_KEYS_PER_STEP = "250"  # one SCAN blocks the server for a fraction of a millisecond
+_KEYS_PER_STEP = "250"  # one SCAN blocks the server for less than a millisecond
 _TRIAL_TTL = 1.0
-# From so many keys, the self-test picks one for each master of a cluster. A master with very few slots may be missed.
+# Keys among which the self-test finds one for each master. A master with very few slots may be missed.
 _MOST_LIKE_IT = 200
 _OTHER_SLOTS = 20  # keys; one server of a cluster rarely has them all
-TRIAL = "trial-"  # begins the digest of a self-test's key, which no list shows
+TRIAL = "trial-"  # begins the digest of a self-test's key, which is never listed
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
@@ -34,7 +34,7 @@ class Inventory:
         self._servers = store.servers
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each key of a lock that begins with *start*. The error of a server is raised after the keys of the others."""
+        """A server's error is raised after the keys of the others."""
         pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
         seen = set[str]()
         problem = None
@@ -52,10 +52,10 @@ class Inventory:
             raise problem
 
     def latency(self, bound: float) -> tuple[float, float]:
-        """The longest round trip, and the largest offset of a server's clock (positive if ahead), in seconds."""
+        """The longest round trip, and the largest offset of a server's clock, positive if ahead, in seconds."""
         found = []
         for server in self._servers.to_masters(bound):
-            # The first request would also measure the opening of the connection.
+            # Not measured, because the first request also opens the connection.
             _call(server, "TIME", bound=bound)
             sent_at = clock()
             answer = _call(server, "TIME", bound=bound)
@@ -79,24 +79,23 @@ class Inventory:
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[Sequence[Holder], list[str]]:
-        """Ask the holders with these tokens to stop. At their next renewal they learn *by* whom they were asked.
+        """Ask the holders with these *tokens* to stop at their next renewal.
 
-        *marks* ends marks and cool-downs, too. *force* frees the places at once, although bodies may still run. Returns
+        *marks* also ends marks and cool-downs. *force* frees the places at once, although bodies may still run. Returns
         the holders that were found, and the marks that have ended.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
         now, dropped, rows = self._store.run(encoding.rare_script("break"), key, by, words, *tokens)
-        # The break is done even if this fails.
+        # The lock is broken even if waking fails.
         with suppress(StoreError):
             self._store.wake_next(key)
         return encoding.holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
-        """The fields of *key* that are whole numbers; another program may have written others."""
         return {field: int(value) for field, value in self._store.fields(key).items() if _NUMBER.fullmatch(value)}
 
     def self_test(self, key: str, bound: float) -> None:
-        """Acquire, renew and release *key*, which nobody else may use, and keys like it at each master of a cluster."""
+        """Try a lock at each master. Nobody else may use *key*."""
         self._servers.part.persist(partial(self._test_masters, key), bound)
 
     def _test_masters(self, key: str, until: float) -> None:
@@ -108,14 +107,14 @@ class Inventory:
                 self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
-        # The second key is in another slot: a cluster behind a plain URL refuses to renew the two together.
+        # The second key is in another slot, so a cluster behind a plain URL refuses to renew both together.
         holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL, turn_for=_TRIAL_TTL, waits_here=True)
         acquires = [(each.key, encoding.packed_acquire(each)) for each in (*holders, waiter)]
         releases = [(each.key, encoding.packed_release(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # Use the key's part, which names its server in an error.
+            # The key's own part names the key's server in an error.
             tried = partial(self._servers.call, key, self._commands_on(key))
             self._store.servers.part_of(key).persist(tried, until - clock())
             self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas)
@@ -129,7 +128,7 @@ class Inventory:
             subscription.disconnect()
 
     def _commands_on(self, key: str) -> list[bytes]:
-        """The commands that scripts and clients need: the error of a script would not name a missing right."""
+        """The commands of scripts and clients, each alone, because a script's error would not name a missing right."""
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [packed(name, key, *arguments) for name, *arguments in map(str.split, commands)]
@@ -137,9 +136,9 @@ class Inventory:
         named += [packed("TIME"), packed("EVAL", "return 1", "0")]
         named += [packed(self._servers.publish, nobody, ""), packed(self._servers.unsubscribe, nobody)]
         if self._store.servers.is_sharded:
-            # ASKING is needed only while slots move: too late to learn that the right is missing.
+            # A missing right for ASKING would show only while slots move.
             return [*named, packed("ASKING")]
-        # A server that answers for keys of many slots is no part of a cluster.
+        # A server of a cluster, behind a plain URL, refuses some of these keys.
         return [*named, *(packed("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
 

@@ -1,4 +1,4 @@
-"""Listens to any number of channels of a store, on one connection to each of its servers."""
+"""Listens to the channels of a store, on one connection to each of its servers."""
 
 import os
 from collections import deque
@@ -24,7 +24,7 @@ DEAF = "(deaf)"
 """Callbacks hear these, too. `LISTENING`: subscribed from now on. `DEAF`: messages may be missed until `LISTENING`."""
 
 _ANSWERS_WITHIN = 5.0  # seconds
-_ASK_EVERY = 15.0  # seconds of silence after which a server is asked whether it is there
+_ASK_EVERY = 15.0  # seconds of silence before the server is probed
 _FOUND_WITHIN = 2.0
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 4.0
@@ -37,7 +37,7 @@ class _Wire:
     def __init__(self, server: "Connections") -> None:
         self.server = server
         self.connection: Any = None
-        self.asked = deque[tuple[str, str]]()  # the expected replies in order, each a word and a channel
+        self.asked = deque[tuple[str, str]]()  # expected replies in order, each a word and a channel
         self.heard_at = 0.0
         self.retry_at = _NEVER
         self.pause = _FIRST_PAUSE
@@ -67,9 +67,9 @@ class _Wire:
 
 
 class Listener(DaemonThread):
-    """Hears the channels of one store, in a thread of its own.
+    """The thread that hears the channels of one store.
 
-    Callers change `_heard`, `_changed` and `_untold` in single steps, because a signal may raise anywhere.
+    A signal handler may raise anywhere, so callers change `_heard`, `_changed` and `_untold` in single steps.
     """
 
     is_native = True
@@ -85,24 +85,23 @@ class Listener(DaemonThread):
         for end in self._pipe:
             os.set_blocking(end, False)
         self.is_refused: bool = False  # this user may not subscribe
-        # If two threads were started at once, the second waits for the first to end.
+        # If two threads start, the second waits for the first to end.
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call *heard* with each message of *channel*, and with `LISTENING` and `DEAF`, perhaps several times.
+        """Call *heard* with each message, `LISTENING` and `DEAF`, perhaps several times.
 
-        At `LISTENING` ask the store, because earlier messages were missed. *heard* is called in a real thread even
-        where others are greenlets, and must not block.
+        *heard* runs in a real thread, even among greenlets, and must not block. At `LISTENING`, earlier messages may
+        have been missed, so the waiter must ask the store.
         """
         self._heard[channel] = heard
         self._change(channel)
 
     def remove(self, channel: str, *, at_once: bool = True) -> None:
-        """Stop calling *heard* for *channel*, except for a call that is being made.
+        """Stop calling *heard*, which may still be running.
 
-        Unsubscribing at once wakes a thread that competes with the caller for the GIL. If nobody publishes on the
-        channel again, the server can be told later.
+        *at_once* wakes a thread that competes for the GIL, and is not needed if no message can come.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:
@@ -126,7 +125,7 @@ class Listener(DaemonThread):
         if patched_by() is None:
             line()
         else:
-            # A real thread must not take the log's locks, which are those of greenlets.
+            # The log's locks belong to greenlets, so this real thread must not take them.
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
@@ -144,7 +143,7 @@ class Listener(DaemonThread):
                 return True
 
     def _listen(self) -> bool:
-        """Subscribe new channels, then hear messages until something is due. False if no channel is left."""
+        """False if no channel is left."""
         changed = dict.fromkeys([self._changed.popleft() for _ in range(len(self._changed))])
         for wire, commands in self._commands(changed).items():
             with self._losing(wire):
@@ -154,7 +153,7 @@ class Listener(DaemonThread):
             return False
         for wire in list(self._wires.values()):
             with self._losing(wire):
-                # Read first: after a pause of this process, the server would count as late though the reply is there.
+                # Read first, otherwise a reply that came while this process was paused would count as missing.
                 self._read(wire)
                 self._look_after(wire)
         return True
@@ -189,10 +188,9 @@ class Listener(DaemonThread):
         return commands
 
     def _wire_to(self, channel: str) -> _Wire | None:
-        """The wire to the server that has the lock of *channel*; None if the server cannot be reached."""
         wire = self._wire_at(self._servers)
         try:
-            # Ask a silent cluster for owners no sooner than `retry_at`: otherwise each channel would wait for a reply.
+            # Do not ask a silent cluster for owners before `retry_at`, otherwise each channel would wait for a timeout.
             if wire.connection is not None or wire.retry_at == _NEVER:
                 wire = self._wire_at(self._servers.at_owner_of(channel, clock() + _FOUND_WITHIN))
             if wire.connection is None and wire.retry_at == _NEVER:
@@ -212,7 +210,7 @@ class Listener(DaemonThread):
             except exceptions.ResponseError as error:
                 word, channel = wire.asked.popleft() if wire.asked else ("", "")
                 if word != wire.server.subscribe.lower():
-                    # Close the connection: after a refused UNSUBSCRIBE it would keep the subscription.
+                    # Raise to close the connection, which would keep its subscription after a refused UNSUBSCRIBE.
                     raise
                 self._refused(wire, channel, error)
                 continue
@@ -258,7 +256,7 @@ class Listener(DaemonThread):
         if wire.connection is not None and wire.due <= now:
             if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
-            # Subscribe again instead of PING, which would be one more right for users to give.
+            # Probe with SUBSCRIBE, because PING would be one more right that the user needs.
             channel = next((channel for channel, at in self._wire_of.items() if at is wire), None)
             if channel is None:
                 wire.hang_up()

@@ -22,13 +22,13 @@ _WHERE = (
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NO_MASTER = f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
-_PATIENCE = 0.5  # seconds for each sentinel; one is asked after the other
+_PATIENCE = 0.5  # seconds for each sentinel
 # Seconds between two looks for a new master. A former master takes writes for ten seconds more, and loses them.
 _LOOK_AGAIN = 1.0
 
 
 class SentinelConnections(Connections):
-    """Believes the sentinel that knows the last failover; redis-py believes the first that answers."""
+    """Believes the sentinel that knows the last failover. redis-py believes the first that answers."""
 
     pool: SentinelConnectionPool
     _known: Address | None = None
@@ -46,7 +46,6 @@ class SentinelConnections(Connections):
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
         self._sentinels = self._connected(rest)
-        # `ssl` is an option of redis-py's client. For a pool, TLS means another class of connections.
         has_tls = to_bool(rest.pop("ssl", None)) or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
@@ -64,7 +63,7 @@ class SentinelConnections(Connections):
             settle(own, has_tls=own["ssl"])
             return Sentinel(self._hosts, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
-            # A value may be a password.
+            # The text of other errors may quote a password.
             why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
             raise ConfigurationError(
                 "sentinel_kwargs has to be a dict of arguments for redis-py's connections to the sentinels, such as "
@@ -74,7 +73,7 @@ class SentinelConnections(Connections):
     def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
-            # At the end of the interpreter no thread can start.
+            # No thread can start while the interpreter shuts down.
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
         return super().call(key, commands, until)
@@ -84,7 +83,7 @@ class SentinelConnections(Connections):
             self.pool.get_master_address()
 
     def discover_master(self, service_name: str) -> Address:
-        """Called by the pool of redis-py."""
+        """Called by redis-py's pool."""
         states = list[dict[str, Any]]()
         answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self._sentinels.sentinels, strict=True):
@@ -106,7 +105,7 @@ class SentinelConnections(Connections):
                 answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
 
         def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
-            # The sentinel that leads a failover is the last to name the new master.
+            # A sentinel that leads a failover names the new master later than the others.
             is_over = "failover_in_progress" not in state["flags"]
             return state["config-epoch"], self._sentinels.check_master_state(state, service_name), is_over
 
@@ -120,13 +119,13 @@ class SentinelConnections(Connections):
             return self._known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self._known is not None:
-            # All sentinels are silent. Stay with the known master: a demoted one refuses writes.
+            # Stay with the known master while all sentinels are silent. Once demoted, it refuses writes.
             return self._known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
 def advise(error: exceptions.RedisError) -> str | None:
-    """The advice for the *error* of a sentinel; None if the error may pass."""
+    """As `advice_about`, for the error of a sentinel."""
     if isinstance(error, NotUsable):
         return error.advice
     if "unknown command" in str(error):

@@ -1,4 +1,4 @@
-"""Locks in Redis or Valkey: one hash per lock, one script per verb."""
+"""Locks in Redis or Valkey, each in one hash that scripts change."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -21,26 +21,25 @@ from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
 from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.threads import patched_by
 
-# Seconds that a request takes at most, whatever the store does.
+# Bounds of requests, in seconds.
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
 _TIME_BOUND = 0.5
-_TIME_IS_KNOWN = 60.0  # two clocks drift apart by milliseconds in this time
+_TIME_IS_KNOWN = 60.0  # seconds
 _TIME_IS_UNKNOWN = 10.0  # seconds until a silent server is asked again
-_NOBODY = "~"  # a token that nobody has, so its release gives back nothing
+_NOBODY = "~"  # nobody's token, so release.lua only writes a marker or wakes turns
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
 
 
 class Store:
-    """Locks in one Redis or Valkey server, in Sentinel's master, or in a cluster.
+    """A request without a usable answer raises `StoreError` in bounded time, but may have worked.
 
-    Every request is bounded in time, and raises `StoreError` if no usable answer comes. An unanswered request may have
-    worked. All but `count` and `record` are safe to repeat. A grant or renewal counts if *replicas* replicas have it.
+    All requests but `count` and `record` are idempotent.
     """
 
-    on_clock_step: Callable[[float], None] | None = None  # gets the seconds by which the store's clock was set
-    history: int = 500  # the number of unusual events that are kept
+    on_clock_step: Callable[[float], None] | None = None  # gets the seconds by which the server's clock was set
+    history: int = 500  # events
     is_of_one_process = False
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
@@ -49,9 +48,9 @@ class Store:
         self.replicas: int = replicas
         self.servers: Connections = self._connect(url, options)
         self.address: str = self.servers.address
-        # In a cluster, the keys of a script have to be in one slot.
+        # A cluster refuses a script with keys in several slots.
         self._renewals_per_script = 1 if self.servers.is_sharded else encoding.RENEWALS_PER_SCRIPT
-        self._listeners: dict[int, Listener] = {}  # by pid, because a forked child needs its own
+        self._listeners: dict[int, Listener] = {}  # by pid, for forked children
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
         if url.startswith("sentinel://"):
@@ -75,7 +74,7 @@ class Store:
     def listener(self) -> Listener:
         found = self._listeners.get(getpid())
         if found is None:
-            # The listener is a real thread: it must not share connections with greenlets.
+            # The listener is a real thread, and must not share connections with greenlets.
             servers = self.clone().servers if patched_by() is not None else self.servers
             found = self._listeners.setdefault(getpid(), Listener(servers))
         return found
@@ -84,11 +83,10 @@ class Store:
         return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Verdict:
-        """Take a free place, or learn who holds them all, or that another delivery of the message runs or has run."""
         part = self.servers.part_of(claim.key)
         bound = claim.patience
         if part.is_away and claim.task_id and not claim.waits_here:
-            # The server was silent before. Give up soon: otherwise each call would occupy a slot of a pool for long.
+            # Give up soon on a silent server, otherwise each call would occupy its pool slot for seconds.
             bound = min(bound, REPLY_TIMEOUT)
         try:
             command = encoding.packed_acquire(claim)
@@ -97,7 +95,7 @@ class Store:
             part.is_away = True
             raise
         if type(reply) is int:
-            # The fence of the usual grant is the time.
+            # In the usual grant, the fence is the server's time.
             if sent_at >= part.clock.compares_at:
                 self._compare(claim.key, reply, sent_at)
             return Grant(1, reply, reply / 1_000_000, sent_at)
@@ -107,16 +105,17 @@ class Store:
         return encoding.answer_in(claim.key, reply, sent_at)
 
     def look(self, claim: Claim) -> records.Position | Verdict:
-        """Ask if a waiting message must go to the pool; take no place. If its call is marked as next, extend the mark.
+        """Ask whether a waiting message must go to the pool. Takes no place.
 
-        A message with `turn_for` but no `rank` takes a turn, unless a place is free.
+        A message with `turn_for` but no `rank` takes a turn, unless a place is free. If its call is marked as next, the
+        mark is extended.
         """
         command = encoding.packed_acquire(claim, looks=True)
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
-        """Restart the ttl of each claim, unless its place may have had another holder since the last renewal."""
+        """Extend the lease of each claim, unless another holder may have had its place."""
         if not claims:
             return []
         part = self.servers.part_of(claims[0].key)
@@ -126,13 +125,12 @@ class Store:
         return [records.Renewal(answer) for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Input], list[Any]]:
-        """Renew the claims in one try. Returns the script's inputs and their replies."""
         inputs = list[Input](encoding.renewals_of(claims, self._renewals_per_script))
         try:
             return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
         except exceptions.ResponseError as error:
-            # A plain URL may hide a cluster, which refuses keys of several slots in one script. By text: before 6.0,
-            # redis-py has a class for this error only in its client for clusters.
+            # A plain URL may hide a cluster. Match the text, because redis-py before 6.0 has a class for this error
+            # only in its client for clusters.
             if "CROSSSLOT" not in problem_of(error).upper() or len(inputs) == len(claims):
                 raise
             self._renewals_per_script = 1
@@ -141,9 +139,9 @@ class Store:
     def release(
         self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
     ) -> records.Release:
-        """Give back the place or the turn of the token; with *place*, only that place.
+        """Give back the token's place or turn. With *place*, give back only that place.
 
-        The store keeps *ending* if the lease was lost, or another delivery is known or likely.
+        The store keeps *ending* if the lease was lost, or another delivery has come or is likely.
         """
         command = encoding.packed_release(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, command, bound)
@@ -153,14 +151,14 @@ class Store:
             lost, is_marked, has_stopped_short = reply
             answer = records.Release("left" if is_marked else "none", lost or None)
             if has_stopped_short:
-                # If this fails, calls that were not woken ask again on their own.
+                # If waking fails, the waiting calls ask again on their own.
                 with suppress(StoreError):
                     self.wake_next(claim.key)
-        # An earlier try may have released the lease, so that this one did not find it.
+        # An earlier try may have released the lease, so the last try did not find it.
         return replace(answer, lost=None) if tries > 1 else answer
 
     def wake_next(self, key: str) -> None:
-        """Wake those whose turn it is, in steps: otherwise a long line of dead turns would block the server."""
+        """Wake the next turns, in steps. Otherwise a long line of dead turns would block the server."""
         has_stopped_short = True
         while has_stopped_short:
             _, _, has_stopped_short = self.run(encoding.RELEASE, key, _NOBODY, "")
@@ -182,14 +180,11 @@ class Store:
         due_in: float = 0.0,
         within: float | None = None,
     ) -> records.Marked | Holder:
-        """Mark a call as queued for some seconds, or return the call that is in its way.
+        """Mark a call as queued for *seconds*, or return the call or run in its way.
 
-        In the call's way are another queued call, another's cool-down, and runs in all *limit* places (if 0, no runs).
-        No other call of the key is published for *cooldown* seconds. *label*, *queue*, *published* and *due_for* are
-        those of `Holder`.
-
-        The *newest* call, due in *due_in* seconds, supersedes a queued call that was published before. In a series of
-        such calls, the last is due at most *within* seconds after the first was published.
+        With *limit* 0, no run is in its way. No other call of the key is published for *cooldown* seconds. A *newest*
+        call supersedes a queued call that was published earlier. A series of newest calls can postpone the work until
+        *within* seconds after the first was published.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -210,11 +205,10 @@ class Store:
         heeds: bool = False,
         claim: Claim | None = None,
     ) -> Conflict | None:
-        """End the marks and the turn of a call; its cool-down too if *ends_cooldown*.
+        """End the marks and the turn of a call.
 
-        With *call_ended* the next call may be published even while the run still holds the key. If the call *heeds*
-        others, another queued call is returned as a conflict, and nothing ends. With a *claim* by `rerun` or `replace`,
-        only a newer call is a conflict, whether it is queued, is next, or has begun.
+        With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
+        queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls conflict.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
@@ -226,15 +220,11 @@ class Store:
         return None if reply == 1 else encoding.conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: records.Outcome, seconds: float) -> None:
-        """Write the marker of a message, unless a later attempt or outcome is known."""
         words = f"attempt={attempt} outcome={outcome} kept={milliseconds(seconds)}"
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
-        """Claim a slot, note when it was sent, or forget its entry.
-
-        Returns False if another beat leads, the slot to claim was sent, or the entry to forget is unknown.
-        """
+        """False if a later leader has come, the slot to claim was sent, or the entry to forget is unknown."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
@@ -247,21 +237,21 @@ class Store:
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> int:
-        """Add *sums* to a hash of counts, and return the first field. If an answer is lost, they may be added twice."""
+        """Add *sums* to the counts in a hash, and return the first count."""
         first, *others = [packed("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
-        # PEXPIRE comes second, so a connection that breaks later leaves no hash without an expiry.
+        # PEXPIRE comes second, otherwise a connection that breaks could leave a hash without an expiry.
         commands = [first, packed("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
         replies, *_ = self.servers.part.persist(lambda until: self.servers.call(key, commands, until), timeout)
         return int(replies[0])
 
     def record(self, key: str, texts: Collection[str], timeout: float) -> None:
-        """Add texts to a history, a ring of `history` fields; *timeout* bounds each of two requests."""
+        """Add *texts* to a ring of `history` fields. *timeout* bounds each of two requests."""
         last = self.count(key, {"last": len(texts)}, timeout)
         fields = [(str(number % self.history), text) for number, text in enumerate(texts, last - len(texts) + 1)]
         self.call("HSET", key, *chain(*fields), bound=timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
-        """Look at each of the keys. If *tolerant*, the server's error about one key becomes its `problem`."""
+        """With *tolerant*, a key that cannot be read gets a `problem`."""
 
         def look(keys: Sequence[str], until: float) -> list[LockState]:
             inputs = [(key, encoding.SURVEY.on(key)) for key in keys]
@@ -272,7 +262,7 @@ class Store:
                     raise
                 if len(keys) == 1:
                     return [encoding.foreign(keys[0], error)]
-            # Halves find the key in a few requests, each with a bound of its own: the server may be far away.
+            # Find the unreadable key by halving. Each half gets a new deadline, because the server may be far away.
             middle = len(keys) // 2
             return [each for half in (keys[:middle], keys[middle:]) for each in look(half, clock() + RELEASE_BOUND)]
 
@@ -280,30 +270,29 @@ class Store:
         return states
 
     def holders(self, key: str) -> list[Holder]:
-        """All holders of *key* and its cool-downs, sorted by their ends."""
+        """The holders of *key*, and its cool-downs."""
         return list(self.survey([key])[0].places)
 
     def asked_to_stop_by(self, claim: Claim, how: Literal["broken", "replaced"]) -> str | None:
-        """The person who has broken the lock, or the task id of the successor that replaces the holder."""
+        """The person who asked, or the task id of the successor."""
         return cast("str | None", self.call("HGET", claim.key, f"{how}:{claim.token}"))
 
     def run(self, script: Script, key: str, *arguments: str, bound: float = RELEASE_BOUND) -> Any:
-        """The reply to a script about *key*."""
         return self.request(script, key, script.on(key, *arguments), bound)[0]
 
     def request(
         self, script: Script, key: str, command: bytes, bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:
-        """Like `run`, for a packed command. Returns the reply, when its try was sent, and the number of tries."""
+        """Return the reply to a packed command, when its try was sent, and the number of tries."""
         part = self.servers.part_of(key)
         sent_at = clock()
         tries = 0
-        # Try a single server directly, which is faster. That may take REPLY_TIMEOUT: shorter bounds go to `persist`.
+        # A direct try is faster than `persist`, but may take REPLY_TIMEOUT, so shorter bounds go to `persist`.
         if not (self.servers.is_sharded or replicas or part.is_away) and bound > REPLY_TIMEOUT:
             try:
                 (reply,) = self.servers.call(key, (command,), sent_at + bound)
             except exceptions.NoScriptError:
-                # Nothing was done, so this is no try. `run` sends the text of the script.
+                # Nothing was done, so this is no try.
                 pass
             except exceptions.RedisError as error:
                 if not is_passing(error):
@@ -319,13 +308,13 @@ class Store:
         return reply, sent_at, tries + more
 
     def call(self, *command: str, bound: float = RELEASE_BOUND) -> Any:
-        """The reply to a command, whose second word is the key."""
+        """Send a command whose second word is the key."""
         key = command[1] if len(command) > 1 else ""
         sent = [packed(*command)]
         return self.servers.part.persist(lambda until: self.servers.call(key, sent, until)[0], bound)[0]
 
     def time(self, key: str) -> int | None:
-        """The time of the server that has *key*, in microseconds; None if it is unknown."""
+        """The time of *key*'s server in microseconds, if known."""
         part = self.servers.part_of(key)
         now = part.clock.now(_TIME_IS_KNOWN)
         if now is not None or clock() < part.clock.ask_again_at:
@@ -336,7 +325,7 @@ class Store:
             self._compare(key, encoding.microseconds(time), sent_at)
         except StoreError:
             part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
-        # Not `part`: the answer may have told which server has the key.
+        # The request may have found another owner of the key, so `part` may be outdated.
         return self.servers.part_of(key).clock.now()
 
     def close(self) -> None:
