@@ -3,19 +3,19 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# For docs and dist, apart from the tests: beside PyYAML, which they bring, kombu knows one serialiser more.
+# For docs and dist. Not the tests' environment: these tools bring PyYAML, which gives kombu another serialiser.
 TOOLS  := build/tools
-# The depth: each folder is a part of `make prove`, and a target of its own.
+# Each of these folders is a part of `make prove`, and a target of its own.
 PARTS  := faults endings topologies docker load
 # These need the machine for themselves.
 ALONE  := docker load
-# More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
+# More tests at a time than cores, because tests mostly wait. With a debugger use ARGS=-n0.
 ABREAST := --numprocesses=4 --dist=worksteal
-# What is one test there, plays for minutes.
+# One test takes minutes there.
 PATIENT := --timeout=1500
-# Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
+# Where bench, scenarios and scale write. `make compare` reads benchmarks/results.
 RESULTS ?= benchmarks/out
-# Of nightly.
+# For nightly.
 SEEDS  ?= 1 2 3
 
 .PHONY: help demo picture tickets test prove depth seeds $(PARTS) nightly matrix clients fire combinations celery-suite bench scenarios scale compare seen page docs dist lint format clean
@@ -53,7 +53,7 @@ help:
 demo: $(VENV)/.example
 	$(BIN)/python -m example_project.demo
 
-# Without an exit code of 0 the picture stays as it was.
+# If the demo fails, the picture stays as it was.
 picture: demo
 	cp example_project/out/timeline.svg docs/timeline.svg
 
@@ -93,7 +93,7 @@ clients: $(VENV)/.matrix
 fire: $(VENV)/.develop
 	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(STORE:%=--store %) $(ARGS)
 
-# As a variable of the environment, for a program is full of quotes.
+# An environment variable, because a program is full of quotes.
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)
 combinations: COMBINE := $(if $(CELERY),$(BIN)/nox --session "combinations($(CELERY))" --,$(BIN)/python -m tests.combinations)
 combinations: $(if $(CELERY),$(VENV)/.matrix,$(VENV)/.develop)
@@ -149,7 +149,7 @@ format: $(VENV)/.develop
 clean:
 	rm -rf $(VENV) .nox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# An environment, without ensurepip, which Debian leaves out of python3; the machine's pip fills it.
+# A virtual environment. Debian's python3 has no ensurepip, so the machine's pip installs into it.
 define environment
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
 	@$(PYTHON) -c 'import importlib.util, sys; importlib.util.find_spec("pip") or sys.exit("pip is missing for $(PYTHON); on Debian: apt-get install python3-pip")'
