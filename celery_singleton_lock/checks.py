@@ -26,7 +26,7 @@ BOUND = 1.0
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _NOT_OF_CELERY = (
-    "Celery does not ship the pool {}; in a thread without Celery's request, a body would run without the lock. "
+    "the pool {} is not one of Celery's; it may run tasks without Celery's request, and so without the lock. "
     "Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app that has no locked tasks "
     "such as {}"
 )
@@ -119,7 +119,7 @@ def check_worker(app: Celery, pool: type) -> None:
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
-    """End a beat that cannot work. Celery's own schedulers have no lease, and need only tasks whose class is right."""
+    """End a beat that cannot work. For a scheduler of Celery's own, without a lease, check only the tasks' classes."""
     tasks = options.lockable(app)
     _checked.add(app)
     if not has_lease:
@@ -250,7 +250,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except StoreError as error:
-        # `StoreRefused` is both errors, and does not pass by itself.
+        # `StoreRefused` is a `ConfigurationError`, too. It does not pass by itself, so the start ends.
         if isinstance(error, ConfigurationError):
             raise
         text = (

@@ -1,4 +1,4 @@
-"""Publishes calls. In a queue mode, a call is published only if no equal call stands for it."""
+"""Publishes calls. In a queue mode, a call is not sent if an equal call is queued, runs or cools down."""
 
 import os
 import socket
@@ -28,12 +28,13 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# By server: the end of that time, and the store and the problem to report.
+# For each silent server: when to ask it again, and until then the arguments of the `StoreError`.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
 _WAITED_FOR = frozenset({"group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries"})
-# If an error were raised here, a canvas or a retry would hang. So a call with one of these is sent, and its run fails.
+# With one of these, a call that cannot have a key is sent all the same, and its run fails. If the publisher raised the
+# error, no result would be stored, and the canvas or the retry would hang.
 _TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _DESTINATIONS = frozenset({"queue", "exchange", "routing_key"})
@@ -48,9 +49,9 @@ def options_by_name(
 def _known_of(
     task: Task, args: Any, kwargs: Any, options: Mapping[str, Any]
 ) -> tuple[message.Notes, str | None, Run | None]:
-    """The call's notes so far, its key if known, and the run that publishes its own retry.
+    """The call's notes so far; its key if known; and, if a body publishes its own retry, the run of that body.
 
-    A call keeps its key, because serialising or a deploy may have changed what its arguments make.
+    A retried or requeued call keeps its key. Otherwise serialised arguments, or a deploy, could make another key.
     """
     task_id = options.get("task_id")
     run = message.run_of(task.request) if options.get("retries") else None
@@ -90,7 +91,7 @@ def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
 
 
 def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Callable[..., Any]) -> Any:
-    """Publish a call, or return the result of an equal call that stands for it."""
+    """Publish a call. If an equal call keeps it from being sent, return the result of that call."""
     # Read `lock_options` first: reading waits until the task is bound. An unbound task has no request.
     wanted = task.lock_options
     is_retry = bool(options.get("retries"))
@@ -100,7 +101,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Raise no other error: Celery may accept the call, with `typing=False` or a pydantic model.
+        # Do not raise other errors: with `typing=False` or a pydantic model, Celery may accept the call.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""
@@ -211,7 +212,7 @@ class _QueuedCall:
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
-            # A retry is older than any call that is queued by now.
+            # `over`: a retry is marked even if another call is queued, because the retried call is older.
             self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
@@ -224,7 +225,8 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # A signal handler may raise anywhere. After an error of the store, `_mark` itself has the mark removed.
+            # The call was not sent, so it must leave no mark. A signal handler may raise anywhere. After an error of
+            # the store there is no mark, or `_mark` has ended it.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -348,7 +350,10 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Seconds: until the mark ends; from due to `expires`, or 0 if `lock_queue_ttl` ends the mark first; until due."""
+    """The `seconds`, `due_for` and `due_in` of `Store.mark_queued`.
+
+    `due_for` is the time from due to `expires`; 0 if `lock_queue_ttl` ends the mark earlier.
+    """
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0
     longest = due_in + task.lock_options.queue_ttl

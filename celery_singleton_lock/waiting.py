@@ -60,18 +60,18 @@ class Waiting(InLine):
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
-        # Wake the event loop, which then raises RabbitMQ's prefetch count for another message.
+        # Wake the event loop, which raises RabbitMQ's prefetch count. Otherwise Celery would get no other message yet.
         self.messages.ring()
         return True
 
     def is_expected(self) -> bool:
-        # The only place just looks free if the last call that went to the pool has yet to ask for it.
+        # If the last call that went to the pool has not asked for the lock yet, the only place is not really free.
         last = self.messages.last_in_pool.get(self.claim.key)
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
 
 class WaitingMessages(StartStopStep):
-    """The strategies of tasks use this step as the consumer's timer."""
+    """Takes the place of the consumer's timer in the strategies of tasks, which call `call_at` for each ETA."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -142,7 +142,8 @@ class WaitingMessages(StartStopStep):
         # Join the line first: the timer may call `_go` at once, which leaves the line.
         self._line.add(waiting)
         if self._is_solo and args[0].delivery_info.get("redelivered"):
-            # A body would run in this thread, and messages with earlier turns would stay unread.
+            # Start no message for a while. Its body would run in this thread, and messages with earlier turns would
+            # stay unread.
             now = time.monotonic()
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
@@ -225,7 +226,7 @@ class WaitingMessages(StartStopStep):
             with suppress(AttributeError):
                 waiting.entry.args = ()
             self._drop_cancelled()
-        # Even at once, only the timer's own thread may start the message.
+        # Go through the timer even with 0 seconds: only the timer's own thread may start a message.
         seconds = max(0.0, self._reads_until - time.monotonic())
         self._timer.call_after(seconds, partial(self._go, ref(waiting)), (waiting.request,))
 

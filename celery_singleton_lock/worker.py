@@ -69,7 +69,7 @@ def _has_our_scheduler(worker: Any) -> bool:
 def singleton_store(state: Any, bound: float = 0.5, held: str = "", **_: Any) -> dict[str, Any]:
     """Try the store from this worker, whose network and clock may differ from the operator's.
 
-    The answer says if this worker `sees` the key that the operator has *held*.
+    With *held*, a key that the operator holds now, `sees` in the answer says if this worker finds a holder there.
     """
     try:
         with closing(settings.open_store(state.app)) as store:
@@ -234,8 +234,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If the lease is lost, the run that took its place reports the death. But if `mine` is None, our own earlier
-        # release has removed the lease.
+        # If the release finds the lease `lost`, the run that took its place reports the death. But without `mine`, an
+        # earlier try of this release has removed the lease, and nobody else reports.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -379,8 +379,8 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
 def _flush(pool: Any, jobs: dict[int, Any]) -> None:
     """Flush, but keep running jobs, whose unacknowledged messages would otherwise run again.
 
-    Celery before 5.7 forgets all jobs (celery/celery#8541), later versions jobs that have not reported a start. At a
-    stop, the process of a forgotten job would wait 30 s for its result to be read.
+    Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget the jobs whose start is not reported
+    yet. At a stop, the process of a forgotten job would wait 30 s for its result to be read.
     """
     stops = state.should_stop is not None
     running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001

@@ -34,7 +34,7 @@ def admit(run: Run) -> Phase | Ended:
         # A silent store must not use up the time limit.
         if (longest := _longest_wait(run)) < run.claim.patience:
             run.claim.patience = max(_SHORTEST_PATIENCE, longest)
-        # All other runs need nothing of `_prepare`, and ask at once.
+        # Most runs skip this and ask at once: `_prepare` would change nothing in their claims.
         if not is_usual or run.options.mode != "while_executing" or policy.takes_turns or policy.kind:
             settled = _prepare(run, policy)
             if settled is not None:
@@ -42,7 +42,8 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # `StoreRefused` is a `StoreError`, too. Retries do not help, so `lock_on_store_error` does not apply.
+        # `StoreRefused` also ends here, although it is a `StoreError`, too. The store would refuse each retry, so
+        # `lock_on_store_error` does not apply.
         raise
     except StoreError as error:
         return _unanswered(run, error)
@@ -53,7 +54,8 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # First: `fate_of_joiner` may send the claim, which would take a turn or become the successor once completed.
+    # Do this first: `fate_of_joiner` may ask the store with this claim. A complete claim could take a turn, or become
+    # the successor.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -83,7 +85,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # A skip could lose work: the holder's call has ended already, or the queued call may never come.
+        # Wait, because `skip` and `raise` could lose work. A queued call may never come. A run whose call has
+        # ended will not do the work of a newer call.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -109,7 +112,7 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Callbacks of the last step come without the workflow's header, and before the queued call's mark ends.
+    # Callbacks of the last step lack the workflow's header, and may come before the mark ends. Know them by their root.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -117,8 +120,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy ignores queued calls, because its first delivery may have begun and ended the mark. With `rerun` only a
-    # newer call is in its way.
+    # A copy does not heed queued calls: its first delivery may have begun, and ended the mark of this call. With
+    # `rerun` and `replace` a copy heeds them, because `unmark` then reports only a newer call.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -138,7 +141,10 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
-    """The holder has this task id, or published the run by `replace()`: the run's result would hide the holder's."""
+    """The holder runs the same call: it has this task id, or has published this run by `replace()`.
+
+    If this run were skipped, its result would be stored over the holder's.
+    """
     begun = [holder for holder in conflict.holders if not holder.goes_before]
     has_its_id = any(holder.task_id == run.task_id for holder in begun)
     origin = run.notes.origin
@@ -187,7 +193,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # The call may be the retry of a run that was asked to stop: nobody else ends its marks.
+        # This may be a cancelled retry (see `_preempted`). Nobody else would end the marks of that retry.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.

@@ -25,7 +25,7 @@ _ending = lru_cache(Ending)
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
-    """Call the body. Raise `Revoked` if it was interrupted because the run was asked to stop, even if it returns."""
+    """Call the body. Raise `Revoked` if a request to stop has reached the body, even if the body then returned."""
     locks = holds.get()
     try:
         try:
@@ -156,7 +156,7 @@ def _preempted(run: Run, reason: NotHeldReason) -> Ended:
 def queued_until_its_workflow_ends(run: Run) -> Iterator[None]:
     """In `until_executed`, count the call as queued until the workflow that `replace()` publishes here has ended.
 
-    `end_workflows` ends the mark. If the last step's worker lacks this library, the next caller does.
+    `end_workflows` ends the mark. If the last step's worker lacks this library, the next caller ends the mark.
     """
     task = run.task
     options = run.options

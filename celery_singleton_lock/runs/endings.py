@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.records import Holder, HolderState
 from celery_singleton_lock.stores.redis.store import Store
 
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
-"""Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
+"""Why a call has ended as REVOKED. After a conflict, this is the `outcome` in the log."""
 
 
 class CallRevoked(TaskRevokedError, SingletonLockError):
@@ -36,8 +36,8 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
         reason: `skipped` (the other call holds the key), `superseded` (the other call runs instead), `replaced` (the
             other call has taken over), `broken` (a person has asked this call to stop), `joined` (the other call, which
-            this one had joined, was revoked), `unpublished` (the other call stands for this one), or `unanswered`
-            (Redis gave no answer).
+            this one had joined, was revoked), `unpublished` (this call was not sent, because the other call was there),
+            or `unanswered` (Redis gave no answer).
     """
 
     # Stored with each result, so this name must stay.
@@ -77,7 +77,8 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery's `mark_as_failure` would skip later groups, and all later steps if this result is ignored.
+    # Celery's `mark_as_failure` would store no end for the tasks of a later group. If this result is ignored, it would
+    # store no end for any later step.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
@@ -115,7 +116,8 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    # An item of a map has no result, and a turn may be an item's. The result of an ended call may be deleted.
+    # An item of a map has no result of its own, and a turn does not tell whether its call is an item. The result of an
+    # ended call may be deleted.
     if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
     keeps_result = holder.task_id is not None and holder.keeps_result
@@ -210,7 +212,9 @@ def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
 
 
 def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
-    """End the marks of the workflows that end with this step, or with its chain if the step *has_failed*.
+    """End the marks of the workflows whose last step is this one.
+
+    If this step *has_failed*, the later steps of its chain never run: workflows that end with one of them end, too.
 
     Call this before the step's end is stored. Otherwise a caller who has the result could be refused the next call.
     """
@@ -240,7 +244,7 @@ def _step_by_step(replace: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_first(store: Callable[..., Any], position: int, *, has_failed: bool = True) -> Callable[..., Any]:
-    """Wrap a method that stores an end, and takes the request at *position* behind the task id."""
+    """Wrap a method that stores an end. Of its arguments after the task id, the one at *position* is the request."""
 
     def ended(backend: Backend, task_id: Any, *args: Any, **kwargs: Any) -> Any:
         request = args[position] if len(args) > position else kwargs.get("request")

@@ -38,7 +38,7 @@ DUE_HEADER = "beat_due"
 """The headers that tell which entry a beat has sent, and when the entry was due."""
 
 DELIVERY = "singleton_delivery"
-"""The name under which a `Delivery` goes beside the message to a pool process."""
+"""The main process adds a `Delivery` to the fields of the message under this name, for the pool process."""
 
 
 def text_of(task_id: Any) -> str:
@@ -82,7 +82,7 @@ class Notes:
 
     @property
     def first_published(self) -> int:
-        """When the call was published, or the run that it replaces."""
+        """When the call was published; for a replacement, when the replaced run's call was."""
         return (self.origin or self).published
 
     @property
@@ -92,7 +92,9 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes about the call *task_id*, or about any call if None. A new call has an empty id, and no notes yet.
+        """The notes in *headers*. Notes about another call than *task_id* do not count, unless *task_id* is None.
+
+        An empty *task_id* means a new call: a body may have handed its own notes on to it, and these do not count.
 
         Raises:
             ConfigurationError: The header has not our form.
@@ -123,7 +125,7 @@ class Notes:
         return self
 
     def of_the_call(self) -> "Notes":
-        """The notes that stay once the body has begun: its retry begins a new wait."""
+        """The notes that a retry of the call keeps. It waits anew, so notes about this wait are left out."""
         kept = Notes.__new__(Notes)
         # Keep unknown notes, which a later version has written.
         known = vars(self).items()
@@ -160,7 +162,7 @@ def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
 _NEARLY = 0.9
 # Seconds from the end of a body to its acknowledgement, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
-# Fields of Celery's or ours in a message. They are no headers, although a `Context` has no such attributes.
+# A field of a message is a publisher's header, unless `Context` has that attribute, or the field is one of these.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
@@ -174,7 +176,7 @@ class Delivery(NamedTuple):
     """What the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # On `clock()`; infinite without a worker, so the age is negative.
+    # When the main process received the message, on `clock()`. Infinite without a worker: `is_long_here` is then False.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -187,7 +189,7 @@ class RequestState:
 
     # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
-    # In eager mode: the run that this request replaces or retries, under that run's lease.
+    # In eager mode, a later attempt runs inside the body of the first. This is the run whose lease it uses.
     origin: Origin | None = None
     # A pool may use one request object for several runs, one after the other.
     request_id: str | None = None
@@ -305,7 +307,7 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 
 
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """Whether a redelivery is possible by now; with *late*, also until the acknowledgement."""
+    """Whether the broker may have delivered the message again; with *late*, or may before it is acknowledged."""
     timeout = options.visibility_timeout
     age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)
@@ -379,7 +381,7 @@ def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
 
 
 def _as_it_came(run: "Run") -> dict[str, Any]:
-    """The options that neither Celery nor the task would choose again."""
+    """Options of the message that Celery would not copy, and that the task may not choose again."""
     request = run.request
     serializer = registry.type_to_name.get(run.delivery.content_type)
     # Celery 5.4 forgets `ignore_result`.

@@ -167,9 +167,9 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
         holder, expires_in = answer.first, answer.first.expires_in
     else:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), _FOR_EVER
+        # `ended`: the result is not stored yet. If that process dies before it stores one, this delivery has to run.
         if answer.outcome != "ended":
             return Refused("dropped", holder)
-        # If the other run's process dies before it stores the result, this delivery has to run.
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
     return Refused("parked", holder, delay=delay_of(run, CONTINUED if is_next_attempt else SOON, expires_in))
 
@@ -236,9 +236,9 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Under the call's own id, the last task of `replace()` would overwrite the fence.
+        # Not under the call's own id: there, the last task of `replace()` would overwrite the fence.
         try:
-            # Not SUCCESS, which a later run could not overwrite with its own fence.
+            # Not SUCCESS: Celery would then refuse to store the fence of a later run.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)

@@ -73,7 +73,7 @@ def is_later_attempt(request: Context, notes: Notes) -> bool:
     """A body, which may not have ended yet, has published the call by `retry()` or `replace()`."""
     return bool(
         request.retries
-        # Later steps of a chain have `replaced_task_nesting`, too, but not their own id as `parent_id`.
+        # Later steps of a chain have `replaced_task_nesting`, too, but their `parent_id` is another task's.
         or (request.replaced_task_nesting and request.parent_id in (None, request.id))
         or (notes.origin and notes.origin.had_lease)
     )
@@ -154,7 +154,7 @@ class Run(RequestState):
         Store nothing if the call *may_be_over*: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
-        # Not for a requeue (`ASKING`): if a task keeps only errors, no success would overwrite its RETRY.
+        # No RETRY for a requeue (`ASKING`) if the task stores only errors: its success would not replace the RETRY.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             traceback = "".join(format_exception(why)) if why is not None and why is self.retry_error else None
