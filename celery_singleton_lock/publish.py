@@ -240,9 +240,10 @@ class _QueuedCall:
             return None
         try:
             return self._request_mark()
-        except StoreRefused:
+        except StoreRefused as error:
             if not self.publish_mode:
                 raise
+            self._allow_unmarked(error, log.warning)
         except StoreError as error:
             _silences[part] = clock() + _MEMORY, error.store, f"{error.problem} (less than a second ago)"
             # The request may still arrive, and its mark would outlive the call.

@@ -31,7 +31,7 @@ from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs import policies, run
 from celery_singleton_lock.runs.endings import until_expired
-from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, text_of, way_of
+from celery_singleton_lock.runs.message import DELIVERY, Delivery, text_of, way_of
 from celery_singleton_lock.stores.records import Conflict
 from celery_singleton_lock.worker import SingletonRequest
 
@@ -284,8 +284,7 @@ class RequestInTurn(SingletonRequest):
 
     def note_turn(self) -> None:
         if self._in_line is not None and (claim := self._in_line.claim).rank:
-            noted = {"rank": claim.rank, "refused_at": claim.refused_at, "task_id": text_of(self.id)}
-            self._request_dict[HEADER] = {**self._notes().header(), **noted}
+            self._note(rank=claim.rank, refused_at=claim.refused_at)
 
     def report(self, conflict: Conflict) -> None:
         """Report the conflict as its run would, but send no signal: receivers are user code."""

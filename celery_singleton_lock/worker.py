@@ -173,7 +173,11 @@ class SingletonRequest(Request):
         return None
 
     def expect_copies(self) -> None:
-        self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
+        self._note(is_copy=True)
+
+    def _note(self, **noted: Any) -> None:
+        # With the task id: a body may hand its headers on to a new call, for which these notes must not count.
+        self._request_dict[HEADER] = {**self._notes().header(), "task_id": text_of(self.id), **noted}
 
     def in_line(self) -> InLine | None:
         notes = self._notes()

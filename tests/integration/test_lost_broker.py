@@ -18,7 +18,7 @@ from celery.worker import state
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.definition.settings import store_of
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.runs.message import HEADER
+from celery_singleton_lock.runs.message import HEADER, Notes
 from celery_singleton_lock.stores.records import Ending
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import LostConnection
@@ -101,6 +101,16 @@ def test_a_message_that_comes_again_after_it_has_left_the_timer_was_not_delivere
     assert request._notes().is_copy
     messages.stop()
     state.active_requests.discard(request)
+
+
+def test_a_new_call_is_no_copy_though_a_copy_hands_its_headers_on(another: Celery) -> None:
+    (request,) = running(another, 1)
+    state.active_requests.discard(request)
+
+    request.expect_copies()
+
+    assert request._notes().is_copy
+    assert not Notes.of(request.request_dict, "").is_copy
 
 
 def test_a_timer_keeps_no_message_that_has_started(another: Celery) -> None:

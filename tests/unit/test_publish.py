@@ -294,6 +294,17 @@ def test_a_call_that_is_sent_although_it_makes_no_key_is_told(caplog: pytest.Log
     assert "WARNING" in [record.levelname for record in caplog.records if "lock.unmarked task=" in record.getMessage()]
 
 
+def test_a_call_that_is_sent_although_the_store_refuses_its_mark_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    task = made(lock_mode="until_executed")
+    store_of(task.app).call("SET", task.lock_key_for(1), "of another program", "EX", "60")
+
+    task.apply_async((1,), link=task.si(2))
+
+    assert levels_of(caplog) == ["WARNING"]
+    with pytest.raises(ConfigurationError, match="WRONGTYPE"):
+        task.delay(1)
+
+
 def test_headers_of_the_caller_stay_the_callers_and_a_key_of_ours_is_refused() -> None:
     task, headers = unique("skip"), {"mine": 1}
 
