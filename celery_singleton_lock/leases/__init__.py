@@ -1,1 +1,1 @@
-"""Leases and the heartbeat; they know stores of locks, and no tasks of Celery."""
+"""Leases and the heartbeat. They import the stores of locks, and nothing of Celery."""

@@ -22,7 +22,7 @@ _UNDER_WAY = 3.0
 
 
 class Background(DaemonThread):
-    """Calls functions in order, in a thread or greenlet that ends when idle unless it *stays*."""
+    """Calls functions in order, in a thread or greenlet that ends when idle, unless `stays()` is true."""
 
     def __init__(self, stays: Callable[[], bool] = bool) -> None:
         self._stays = stays
@@ -32,7 +32,8 @@ class Background(DaemonThread):
     def start_over(self) -> None:
         self._pid = os.getpid()
         self._running = None
-        # Of `_queue`, in C: a signal handler may call `put`, and gevent and eventlet replace only `queue.SimpleQueue`.
+        # A signal handler may interrupt `put`, and call it again. The `SimpleQueue` of `_queue`, in C,
+        # allows that. gevent and eventlet replace only `queue.SimpleQueue`.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
 
@@ -86,7 +87,7 @@ class PendingRelease:
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` without an answer
     may_release: Callable[[], bool] = lambda: True
-    # An acquire or a mark without an answer may arrive after its release, which is then repeated.
+    # Whether the acquire or mark got no answer. That request may arrive after the release, so the release is repeated.
     may_arrive: bool = False
 
     def __call__(self) -> None:

@@ -20,7 +20,7 @@ _EVERY = 5.0
 _BOUND = 1.0
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
-"""How each event in the hash of the history begins. The only other field, `last`, is a number."""
+"""How each event in the hash of the history begins. The field `last`, a number, is no event."""
 # The history leaves out calls that go on, and copies.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
@@ -57,7 +57,9 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count an event. Call this only after `heartbeat.watch`, otherwise `count`, which checks for a fork.
+        """Count an event. Call this only after `heartbeat.watch`, which checks for a fork; elsewhere call `count`.
+
+        Otherwise the count of a forked child would be lost, because `flush` would take it for the parent's.
 
         *task* is empty for a `Lock`. *label* is the outcome or the reason, and *value* is in seconds.
         """

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 _BEATS_PER_TTL = 12
 _SHORTEST_PAUSE = 0.05
-# Seconds for a renewal, which may have to connect first, and for one after the deadline.
-_LONGEST_RENEWAL = 5.0
-_LATE_RENEWAL = 1.0
+_LONGEST_RENEWAL = 5.0  # seconds that a renewal may take, with connecting
+_LATE_RENEWAL = 1.0  # the same for a renewal after the deadline
 _MOST_LINES = 10  # in the log, for each beat
 _NEVER = float("inf")
 
@@ -31,7 +30,7 @@ class RenewalThread(DaemonThread):
     """Renews the leases of this process at one server.
 
     Under gevent and eventlet this is a native thread with a client of its own, so that no greenlet can starve it. A
-    greenlet writes the log and calls event loops, because only greenlets may take their locks.
+    greenlet writes the log and reports losses, because a native thread must not take the locks of greenlets.
     """
 
     is_native = True
@@ -74,13 +73,13 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        # Under gevent and eventlet the thread stays, because nobody else closes the event loop of its client.
+        # Under gevent and eventlet the thread never ends, because nobody would close the event loop of its client.
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
         # A thread that ends removes itself below, and may be started again.
         _threads.setdefault(self._where, self)
-        # Before `watched`, because a lease that is added later must wake this thread.
+        # Reset `_wakes_at` before reading `watched`. Otherwise `add` may see the old time, and not wake this thread.
         self._wakes_at = _NEVER
         with suppress(Empty):
             while True:
@@ -109,8 +108,8 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # A renewal after the deadline may still work: perhaps a main process has renewed the lease, or nobody has
-            # taken the key. Without an answer, nobody knows.
+            # If the last renewal was answered, do not give up at the deadline. The next renewal may work: perhaps a
+            # main process has renewed the lease, or nobody has taken the key.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too, otherwise each would cost a request.
@@ -127,7 +126,7 @@ class RenewalThread(DaemonThread):
             holding.next_renewal = sent_at + bound
         try:
             answers = self._client.renew([holding.claim for holding in holdings], bound)
-        except Exception as error:  # noqa: BLE001 (as no answer: one error must not cost a lease)
+        except Exception as error:  # noqa: BLE001 (any error counts as no answer; the next try may work)
             for holding in holdings:
                 holding.is_unsure = True
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))

@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.redis.store import Store
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.interrupt import DeadMan
 
-# Parts of a ttl. A lease is certain for a little less, because the server's clock may run faster than ours.
+# Parts of a ttl. The holder's deadline comes a little early, because the server's clock may run faster than ours.
 _RENEWED_AFTER = 1 / 3
 _CERTAIN = 0.99
 _DRIFT_FLOOR = 0.002  # seconds
@@ -81,7 +81,7 @@ class Holding:
         on_lost: Called once when the holder has to stop, and once when the lease is lost. It must not block, because
             renewals wait for it.
         deadman: Kills this process at the deadline, which each renewal moves.
-        sender: The task or `Lock` that sends the signals. None sends no signal, and counts only deaths.
+        sender: The task or `Lock` that sends the signals. With None, no signal is sent, and no loss is counted.
     """
 
     grant: Grant = Grant(0, 0, 0.0, 0.0)

@@ -1,7 +1,7 @@
 """End the body of a lost lease: raise an exception in it, or have the kernel kill its process.
 
 In the main thread a signal handler raises the exception, which also ends a sleep or a blocking read. In another thread
-CPython raises it between two bytecodes, so only after a sleep or a call into C. In a greenlet the hub raises it.
+CPython raises it between two bytecodes, so a sleep or a call into C ends first. In a greenlet the hub raises it.
 
 An event loop of asyncio only logs an exception that hits a callback, and the body would go on. So each loop cancels the
 tasks of the body. In the thread of a loop an exception is raised only if the loop is silent for some seconds.
@@ -44,7 +44,8 @@ _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
 # Seconds that each try waits for event loops, and then sleeps.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
-# In the first tries nothing is raised while a loop is silent, or cancelled tasks may be ending.
+# In the first tries, nothing is raised while a loop does not answer, or while cancelled tasks may be cleaning up.
+# Otherwise the exception could interrupt the cleanup.
 _CAREFUL_TRIES = 5
 # Seconds that a body has to clean up before the log warns.
 _TOLD_AFTER = 10.0
@@ -67,7 +68,7 @@ class Interrupt:
         thread = threading.get_ident()
         if patched_by() is not None:
             self._greenlet = sys.modules["greenlet"].getcurrent()
-            # Here, because each thread of gevent's pool has a hub of its own.
+            # Find the hub in the body's thread. `on_lost` may run in a thread with another hub.
             self._call_in_hub = call_in_hub()
         elif _SIGNAL and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
@@ -143,7 +144,7 @@ class Interrupt:
         hear((loop, thread))
 
     def _is_of_body(self, task: Any) -> bool:
-        # Python 3.11 has no `get_context`. There, the first context is the task's own.
+        # Python 3.11 has no `get_context`. There, the first context that the task refers to is its own.
         found = [task.get_context()] if hasattr(task, "get_context") else gc.get_referents(task)
         context = next((each for each in found if type(each) is Context), None)
         return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
@@ -173,7 +174,8 @@ class Interrupt:
 
         # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # The error may hit a thread that the body has just started. The next try then raises it again.
+            # A thread that the body has just started has the body's thread id at first, so CPython may raise the error
+            # there. The next try then raises it again.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error
@@ -201,7 +203,10 @@ def _loops_that_run() -> Iterator[Loop]:
 
 
 def _main_task() -> "asyncio.Task[Any] | None":
-    """The task of `asyncio.Runner`, found by its frame, because its context may have an earlier body's lease."""
+    """The task that `asyncio.Runner` runs in this thread, found by the frame of `run`.
+
+    The context does not tell whose task it is: a reused `Runner` keeps the context of an earlier body.
+    """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
         frame = frame.f_back
@@ -239,8 +244,9 @@ class _InItsPlace(Exception):
 
 def _replace_what_was_raised_here() -> None:
     """Drop an error that was raised in this thread and has not arrived yet."""
-    # CPython raises the last error only. NULL would drop it, too, but CPython 3.11 would then look for an error at each
-    # function call, and a process that is traced, by coverage or a debugger, would look for ever.
+    # CPython keeps one error for each thread, so a new error replaces the old one. Do not set NULL, which drops the old
+    # one, too. CPython 3.11 would then look for an error at each function call, and a process under coverage or a
+    # debugger would hang.
     with suppress(_InItsPlace):
         _raise_in(threading.get_ident(), _InItsPlace)
 

@@ -36,8 +36,8 @@ class Lease:
     before a step that must not happen twice. If a resource can compare numbers, let it refuse a `fence` smaller than
     the greatest it has seen.
 
-    The heartbeat renews the lease every third of its ttl until the release. It stops if the run and the context that
-    acquired the lease have ended, and nobody has a reference to the lease.
+    The heartbeat renews the lease every third of its ttl until the release. A lease runs out if the run and the context
+    that acquired it have ended, and nobody has a reference to it.
 
     Attributes:
         key: The lock key.
@@ -141,7 +141,7 @@ class Hold:
     lock: "ref[Any]"
     caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
-    takes: int  # of the lease, this one included
+    takes: int  # the number of this take among those of the lease, from 1
     statement: object = None  # the `with` that took the lease
 
     @property

@@ -1,8 +1,9 @@
 """Waiting in line for a lock, and the life of a turn.
 
-A `Lock`, or a run in its slot, listens by a `bell`, and asks again. A message waits in the `Line` of its worker's main
-process, which listens, looks whether the turn has come, and sends the message to the pool. A wake-up may be lost, and a
-dead holder wakes nobody, so the first turn of each lock in a process also looks by itself.
+A `Lock`, or a run that waits in its pool slot, listens by a `bell`, and asks again when the bell rings or a pause ends.
+A message waits in the `Line` of its worker's main process. The `Line` listens, looks whether the turn has come, and
+sends the message to the pool. A wake-up may be lost, and a dead holder wakes nobody, so the first turn of each lock in
+a process also looks by itself.
 
 A turn belongs to a call or a `Lock`, its owner, and scripts write its state. The turn of a message whose run was
 refused begins as COMING, any other turn as WAITING:
@@ -23,7 +24,7 @@ What leads from one state to another:
     COMING   the owner ends or is broken, or the turn expires                    GONE
     WAITING  woken and heard, or the `Line` finds a place free                   WOKEN
     WAITING  woken, and nobody listens any more                                  UNHEARD
-    WAITING  the countdown ends, and the run is refused                          COMING
+    WAITING  the message's countdown ends, and its run is refused                COMING
     WAITING  the owner asks, and gets the lock                                   SERVED
     WAITING  the owner ends or is broken, or the turn expires                    GONE
     WOKEN    another was faster, and the run is refused                          COMING
@@ -54,7 +55,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Position, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
-# The word that wakes a turn. At any other, such as `near`, the thread looks.
+# The word that wakes a turn. After any other word, such as `near`, the `Line` asks the store.
 _FREE = "free"
 _SOON = 2.0
 # Seconds until the next look after a message has gone to the pool.
@@ -62,7 +63,7 @@ _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a waiter gives its subscription before it asks. A release in between would find no listener.
+# Seconds that a waiter waits for its subscription before it asks. Otherwise a release in between would wake nobody.
 _LISTENS_WITHIN = 2.0
 
 
@@ -71,7 +72,7 @@ class InLine:
     """A waiting message. A subclass says how it goes to the pool."""
 
     store: Store
-    claim: Claim  # which its run will make
+    claim: Claim  # like the claim that the run of the message will make
     timeout: float  # seconds from the first refusal, by the store's clock
     lock: "_OfOneLock | None" = field(default=None, init=False)  # while it is in line
 
@@ -83,8 +84,8 @@ class InLine:
     def come(self) -> None:
         """Send the message to the pool. Any thread may call this, so it must not block or log."""
 
-    def has_turn(self, conflict: Conflict) -> bool:  # noqa: ARG002 (of whoever keeps the message)
-        """Note that a new message has a turn. Returns False if the message has gone meanwhile."""
+    def has_turn(self, conflict: Conflict) -> bool:  # noqa: ARG002 (for subclasses)
+        """Called when a new message gets a turn. Returns False if the message has gone meanwhile."""
         return True
 
     def is_expected(self) -> bool:
@@ -238,7 +239,8 @@ class Line(Background):
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # The place is gone for the next new message, too. Not `lock.first`, which may walk over all messages.
+        # The free place is gone, so the next new message looks, too, and takes a turn. Do not use `lock.first`, which
+        # may walk over all messages.
         for each in islice(lock.found_free, 1):
             self.put(partial(self._look, each))
 

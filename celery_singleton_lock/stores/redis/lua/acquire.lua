@@ -2,7 +2,8 @@
 --
 -- @argument token
 -- @argument grant           `<place>:` without its first two numbers, see parts/lock.lua
--- @argument words           fields of a `Claim`; durations in milliseconds; `message` only if `may_be_copy`
+-- @argument words           fields of a `Claim`; durations in milliseconds
+--                           `message`: only with `Claim.may_be_copy`
 --                           `looks`: see `Store.look`
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
@@ -24,7 +25,7 @@
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
--- Grant nothing here to a look, whose words begin with `looks`, or with a limit of 0.
+-- A look takes no place, and its words begin with `looks`. A limit of 0 grants no place.
 if size == 0 and string.find(words, '^limit=[1-9]') then
   local fence = format('%d', now)
   -- This HSET comes first: a server out of memory refuses it, and the grant leaves nothing.
@@ -164,7 +165,8 @@ local function yield_to(other)
 end
 
 -- Do not yield to a successor that the caller displaces: frequent calls would displace each other, and none would run.
--- Do not yield to a stranger that waits for the caller's mark or turn, or may need the caller's pool slot: both would wait.
+-- Do not yield to a stranger if the caller is queued, has a turn, or waits in its process. The stranger may wait for that
+-- mark or turn, or for the pool slot, and neither would run.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
   yield_to(successor)
@@ -299,7 +301,8 @@ if policy and not next_id and not (policy == 'rerun' and relation == 'stranger')
     wake_successor(key, successor)
   end
   set_successor(key, caller)
-  -- Before the caller is requeued, its message may be lost, and the holder would stop for nothing.
+  -- Ask only after the caller was requeued. Before that, the caller's message may be lost.
+  -- The holder would then stop for nothing.
   if policy == 'replace' and was_requeued then
     ask_oldest_to_stop(key, places, task_id)
   end
@@ -334,8 +337,8 @@ local function overtakes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- Searches backward (step -1) for a turn that is not overtaken, or forward (step 1) for a turn that is.
--- Returns the caller's ticket, the turns passed on the way, and whether such a turn was found.
+-- With step -1, walks backward to a turn that the caller does not overtake; with step 1, forward to a turn that it does.
+-- Returns the caller's ticket, just before that turn on the way; the turns passed; and whether there was such a turn.
 local function search_from(at, step)
   local on_the_way, stop = {}, at + LONGEST_WALK * step
   while at ~= stop and at >= line.first and at <= line.last do
@@ -358,7 +361,7 @@ if not own then
   if turn.rank and not is_found then
     shift, ticket, on_the_way = -1, search_from(line.first, 1)
   end
-  -- Move the turns from `ticket` to the nearest void ticket, which has no turn, by one.
+  -- Free `ticket` for the caller: move the turns by one, from `ticket` to `void`, the nearest ticket without a turn.
   local void = ticket
   while on_the_way[void] do
     void = void + shift

@@ -4,7 +4,7 @@
 -- @argument lasts     milliseconds until the mark ends
 -- @argument cooldown  milliseconds for which no other call is published
 -- @argument words     see `Store.mark_queued`; durations in milliseconds
--- @argument about     end of the mark, see parts/marks.lua
+-- @argument about     what follows the task id in the mark, see parts/marks.lua
 --
 -- Returns  {'marked', sooner}       publish the call, due `sooner` microseconds earlier
 --          {'held', now, '', rows}  the queued call, or else runs, or else the call of the cool-down
@@ -82,7 +82,8 @@ if options.newest and older_until > 0 then
     sooner = math.max(0, now + options.due_in * 1000 - math.max(now, first_published + options.within * 1000))
   end
 end
--- Without `due_for`, the end of the mark moves with the due time. Otherwise the mark ends as the message expires.
+-- Without `due_for`, the mark ends `lock_queue_ttl` after the due time, so the mark ends sooner, too.
+-- With `due_for`, the mark ends when the message expires, and that moment stays.
 set_mark('queued', lasts - (mark_in(mark).due_for == 0 and math.floor(sooner / 1000) or 0), task_and_about)
 if cooldown ~= '0' and not others_cooldown then
   set_mark('cooldown', cooldown, task_id)

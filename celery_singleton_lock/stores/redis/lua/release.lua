@@ -8,7 +8,7 @@
 --
 -- Returns  1                      the holder was alone, and the hash was deleted
 --          {lost, marked, short}  `lost`: `taken`, `expired`, or empty; `marked`: 1 if the marker was written
---                                 `short`: 1 if a release of `~` must wake more turns
+--                                 `short`: 1 if turns are left to wake; repeat the script with `~`
 
 local call, key = redis.call, KEYS[1]
 local size = call('HLEN', key)

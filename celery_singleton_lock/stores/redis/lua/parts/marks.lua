@@ -2,7 +2,7 @@
 --   `queued`    the call that is unique in the queue
 --   `cooldown`  the call whose publication began a cool-down
 --   `<until> <task id>\31<label>\31<queue>\31<published>,<due_for>,<supersedes_until>,<first_published>`
---     due_for           milliseconds from the due time to the end of the mark; 0 if that is `lock_queue_ttl`
+--     due_for           milliseconds from the due time to the end of the mark; 0 if `lock_queue_ttl` ends the mark
 --     supersedes_until  until then, superseded calls may still come
 --     first_published   publication of the first superseded call
 local RESULT_GRACE = 5000000 -- microseconds from `ended` to `stored`; a run that takes longer counts as dead

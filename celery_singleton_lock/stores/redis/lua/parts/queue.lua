@@ -68,7 +68,8 @@ local function write_heard(key, line, ticket, turn)
   set_range(key, line)
 end
 
--- A newcomer yields to an UNHEARD turn until `since` + ON_ITS_WAY. A WOKEN or COMING turn has had that time: keep `since`.
+-- A newcomer yields to an UNHEARD turn until `since` + ON_ITS_WAY. A turn that was WAITING gets that time from now on.
+-- A WOKEN or COMING turn has had that time, and keeps its `since`.
 local function set_unheard(key, ticket, turn)
   turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
   write_turn(key, ticket, turn)
@@ -165,7 +166,8 @@ local function walk_line(key, line, from, last, visit)
   return not front and stop < last
 end
 
--- Wake a turn for each free place, or two for each missed turn if that is more: a dead worker may have the next turns, too.
+-- Wakes a turn for each free place, or two for each missed turn if that is more.
+-- The worker that missed its turns may be dead, and have the next turns, too.
 local function wake_next(key, line, taken)
   local woken = 0
   return walk_line(key, line, line.front, line.last, function(turn, ticket)

@@ -36,7 +36,7 @@ end
 --   the successor               was published before the caller   was published later
 --   is coming                   older_yields                      newer_wins
 --   never came                  older_yields                      predecessor
---   has begun, is remembered    predecessor                       newer_wins if the caller was the newest, else predecessor
+--   has begun, is remembered    predecessor                       newer_wins if `newest` of the caller is set, else predecessor
 --   has begun, is forgotten     none                              none
 --
 --   newer_wins    the caller ends; a `replace` caller ends for a later `rerun` successor, too
