@@ -35,7 +35,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """As in `CallRevoked`."""
+    """`CallRevoked` and `LockLost` have a `reason`, too: `singleton show` prints it."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"

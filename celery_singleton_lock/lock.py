@@ -63,7 +63,8 @@ class Lock:
         url: The store, as in `singleton_lock_url` (default: the store of *app*).
         app: The Celery app whose settings apply (default: the current app).
         ttl: Seconds that a lease lasts without renewal, at least 1.
-        limit: How many may hold the lock at once. Each object grants by its own limit.
+        limit: How many may hold the lock at once. Give all objects of one name the same limit, because each object asks
+            with its own.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
             and releases it as often. Beware of executors: a thread there serves many asyncio tasks, which count as one.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
@@ -293,7 +294,7 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The hold of the block that *statement* ends, begun in any thread.
 
-        If none matches: one of this context, else one whose lease is over, else the newest.
+        If no block matches, prefer a block of this context, then a block whose lease is over, then the newest block.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()
@@ -314,7 +315,7 @@ class Lock:
 
 def _statement() -> object:
     """An id of the calling `with`, the same at its start and end, in any thread."""
-    # None if a greenlet begins with this call.
+    # A greenlet that begins with this call has no calling frame.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters and leaves in different frames.

@@ -13,7 +13,7 @@ from celery.utils.dispatch import Signal
 
 
 class _Signal(Signal):
-    """Celery's signal without its lock, which a time limit may leave taken for ever since Python 3.13."""
+    """Celery's signal without its lock. Since Python 3.13, a time limit may leave that lock taken for ever."""
 
     lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
 
@@ -30,9 +30,9 @@ lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`, `rescheduled`, `joined`,
-`superseded` (the holder runs instead), `parked` (a copy of a run that has not ended, which is requeued), `dropped` (a
-copy of a run that has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends the signal
-once it stops waiting. A call that takes its turn in a worker's main process sends none."""
+`superseded` (the holder runs instead), `parked` (another run of the same call has not ended; this one is requeued),
+`dropped` (another run of the same call has ended), or `unpublished` (the call was not sent). A run that waits in the
+pool sends the signal once it stops waiting. A call that takes its turn in a worker's main process sends none."""
 
 lock_unanswered: Signal = _Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
 """The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome` by `lock_on_store_error`:

@@ -89,10 +89,11 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
-    # Replaces `track_started`: Celery could store STARTED over the end of another delivery.
+    # The user's `track_started`. Celery's own is off: otherwise a refused copy would store STARTED over the result of
+    # the run.
     stores_started: bool = False
-    # Task id of the last run that is `OVER`: saves `after_return` a slow look-up. If a later run with this id is not
-    # `OVER`, the receiver of `task_postrun` finishes it.
+    # Task id of the last run that is `OVER`: `after_return` need not finish it, and skips a slow look-up. A later run
+    # may have the same id. If that run is not `OVER`, the receiver of `task_postrun` finishes it.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -189,7 +190,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _calls_body_itself(self) -> bool:
-        """Only Celery's `__call__` is behind ours; skipping it is faster."""
+        """Whether `super().__call__` is Celery's own. If so, we call `run` ourselves, which is faster."""
         behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
         return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
@@ -332,7 +333,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         messages = getattr(consumer, "waiting_messages", None)
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
-        # Celery keeps the timer and the request class that it finds here.
+        # The strategy keeps the timer and the request class that it reads during this call. Restore both afterwards:
+        # other tasks share the consumer's timer.
         timer, request = consumer.timer, self.Request
         consumer.timer = messages
         vars(self)["Request"] = messages.requests_of(self)
@@ -350,7 +352,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # After `register_task`, only the object has a name.
+            # `register_task` names the object, not its class.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
@@ -365,7 +367,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             state = message.RequestState()
             state.request_id = request.id
             state.map = caller
-            # The item stays `called_directly`: otherwise its `retry` would publish the message of the map.
+            # An item of a map stays `called_directly`: otherwise its `retry` would publish the message of the map.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
             known = message.state_of(request)
@@ -385,7 +387,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     def _refuse_second_call(self, run: Run) -> None:
         """Raise if a subclass's `__call__` calls ours again after the run: the body would run without a lock."""
-        # A body may call its task. So may `on_success`, if no subclass overrides `__call__`.
+        # A body may call its own task. If no subclass overrides `__call__`, a later call comes from a hook of the user,
+        # such as `on_success`, and is allowed too.
         if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.was_passed_on:
@@ -396,7 +399,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """Whether this is a later attempt of the run with *lease*: eager mode nests attempts."""
+        """Whether this call continues the run with *lease*: an eager `replace`, for example, runs inside its body."""
         state = message.state_of(self.request)
         if lease.claim.task_id == self.request.id or (state is not None and state.origin is not None):
             return True

@@ -1,7 +1,7 @@
 """The lock key of a call, `{prefix}:v3:{<lock name>:<digest of the arguments>}`, and its label.
 
-Calls have one key if the arguments that count are equal in their messages, with defaults filled in. A tuple equals a
-list, and an enum its value, as in JSON. `1`, `"1"`, `True` and `1.0` differ.
+Two calls have the same key if the arguments that count are equal, with defaults filled in. Arguments are compared as
+JSON carries them: a tuple equals a list, and an enum its value. `1`, `"1"`, `True` and `1.0` differ.
 
 A change of the format needs a new version in the key, because workers of two releases must make equal keys.
 """

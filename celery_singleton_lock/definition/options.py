@@ -32,12 +32,12 @@ _TIMEOUTS = {
     "default_peek_lock_seconds": "peek_lock_seconds",
 }
 
-# Seconds from the visibility timeout to the redelivery at most: kombu looks about every 100 s.
+# Seconds by which a redelivery may come after the visibility timeout: kombu looks for it about every 100 s.
 SWEEP = 120.0
 _delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
 UNSET: Any = object()
-# acquire.lua reads all places.
+# More places would slow every request for the lock: acquire.lua reads all of them.
 MAX_LIMIT = 1000
 # Lua's numbers hold the scripts' microseconds exactly until the year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
@@ -297,7 +297,7 @@ def broker_delays(app: Celery) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode *text*. Otherwise the listener would fail, and its process hear of no lock any more."""
+    """Whether UTF-8 can encode *text*. Otherwise the listener would fail, and would wake no waiter any more."""
     return text == text.encode(errors="replace").decode()
 
 

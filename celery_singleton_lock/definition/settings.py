@@ -192,7 +192,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
     for written in map(str, app.conf):  # never the values, which may be secret or computed
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, options.as_celery_reads(app, name))
-        # If Celery does not read the name, it may be another program's.
+        # A name that Celery does not read may be another program's: report it only if its prefix is surely ours.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")
@@ -203,7 +203,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
             if "celery_singleton" not in sys.modules:
                 yield fault
         elif option in options.NAMES:
-            yield f"there is no setting {written}: {option} is an option of each task alone"
+            yield f"there is no setting {written}; set {option} on each task"
         else:
             near = _nearest(name, options.SETTINGS)
             meant = readable.get(f"singleton_{_MEANT.get(option)}") or readable.get(near, "")

@@ -16,7 +16,8 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2  # seconds
-_UNTIL_A_RENEWAL = 0.5  # of the time left: the next renewal comes within ttl/3, and at least 2/3 ttl is left
+# A lease renewed in time has at least 2/3 of its TTL left. Half of that is the third in which the next renewal comes.
+_UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0  # seconds for a run to end after `LockLost`
 
 
@@ -29,7 +30,7 @@ class Plan:
     """What a break is to end in one lock, or has ended."""
 
     key: str
-    name: str | None = None  # a call or `Lock`; None means all, except turns of living owners
+    name: str | None = None  # of one call or `Lock`; None: the whole lock, but no turn whose process is alive
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
     turns: Sequence[Holder] = ()
@@ -40,7 +41,7 @@ class Plan:
         # A break of one call keeps the cool-down after its run.
         marks = [*lock.marks, *lock.places] if name is None else [each for each in lock.marks if each.task_id == name]
         states = {each.state for each in marks}
-        # A release passes over dead turns, so they need no break while somebody holds the lock.
+        # Without a name, drop turns only if nobody holds the lock: the release of a holder skips dead turns anyway.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns)
@@ -61,7 +62,7 @@ class Plan:
             risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
             lines += [risk] if force else []
         if self.dropped:
-            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
+            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, only those of dead processes)"
             lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
         return "\n".join(lines)
 
@@ -145,7 +146,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 def named(
     locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[LockState, str | None]:
-    """The lock, and the task id if *what* names a call. The state of a call in no lock is empty."""
+    """The state of the lock, and the task id if *what* names a call. For a call in no lock, the state is empty."""
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
@@ -175,7 +176,7 @@ def named(
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
-    """By key, the locks whose key or digest begins with *start*. By task id, the calls whose task id does."""
+    """The locks and calls that *start* abbreviates, by key or task id. *start* may also begin the digest in a key."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key = row.lock.key

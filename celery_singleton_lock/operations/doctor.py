@@ -47,11 +47,13 @@ _OF_ANOTHER = (
     "singleton_lock_prefix and store: give each deployment its own prefix. Or the run died a moment ago"
 )
 _ELSEWHERE = (
-    "has another store or another singleton_lock_prefix than this command, so it does not see the locks and marks of "
-    "processes with the settings of this one; give all processes the same singleton_lock_url and singleton_lock_prefix"
+    "has another store or another singleton_lock_prefix than this command, so its tasks do not exclude runs with the "
+    "settings of this command; give all processes the same singleton_lock_url and singleton_lock_prefix"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-_RENEWED = 7 / 6  # age plus `expires_in`, in TTLs: it is 1 before the first renewal, and at least 4/3 afterwards
+# If a lease's age plus `expires_in` is more than this number of TTLs, the lease was renewed. The sum is 1 before the
+# first renewal, and at least 4/3 afterwards.
+_RENEWED = 7 / 6
 _QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
 _TO_CONNECT = 5.0  # seconds, to the broker
 
@@ -62,7 +64,7 @@ Found = tuple[bool | None, str]
 class Worker(NamedTuple):
     """The answers of one worker; None if one is missing."""
 
-    pool: str | None  # None for a pool that is not Celery's, which the worker has checked at its start
+    pool: str | None  # None if it is not one of Celery's: only the worker can check that, and does at its start
     slots: int
     queues: set[str] | None
     active: set[str] | None

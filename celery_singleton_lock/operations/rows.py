@@ -147,7 +147,7 @@ class Locks:
         return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
-        """The error of a server is raised after the locks of the other servers."""
+        """If a server fails, yield the locks of the other servers, and only then raise the error."""
         found = list[str]()
         try:
             found.extend(key for key in self.inventory.keys(self._start) if matches(key, pattern))
@@ -180,7 +180,7 @@ def _with_its_due_time(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
         row = replace(row, about=replace(mark, task_name=task.name))
     # A task with a wrong option must not hide the other locks.
     with suppress(ConfigurationError):
-        # A mark ends `due_for` or else `lock_queue_ttl` seconds after its call is due.
+        # A mark outlasts the due time of its call by `due_for` seconds, or by `lock_queue_ttl` if `due_for` is 0.
         due_in = mark.expires_in - (mark.due_for or task.lock_options.queue_ttl)
         row = replace(row, queued_for=max(0.0, -due_in), due_in=due_in if due_in > _DUE_NOW else None)
     return row

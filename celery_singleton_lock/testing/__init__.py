@@ -57,7 +57,7 @@ class StoreInMemory(MemoryStore):
         """Move the clock of the store ahead by *seconds*: cool-downs and marks end, leases and a `countdown` do not."""
         ahead = options.seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        # Otherwise a renewal in between would restore the plain TTL, and the lease would expire.
+        # Lock the server: a renewal between the two steps would restore the plain TTL, and the lease would expire.
         with self._server.lock:
             self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
             super().advance(ahead)
@@ -89,7 +89,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
     try:
-        # A `Lock` uses the store of its own app's block if there is one.
+        # If a `memory_store` block is open for the app of a `Lock`, the `Lock` uses the store of that block.
         with _stores_of_locks(lambda app: in_memory.get(app.conf.changes.get(_SETTING), store)):
             yield store
     finally:
@@ -119,8 +119,8 @@ class _Target(NamedTuple):
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
     """Hold the lock inside the block, as a run in another worker would; gives the `Holder`.
 
-    The lease is renewed, and takes one place: nest blocks to take more. In the mode `until_executing`, another call is
-    queued instead. If an eager call in this thread would have to wait for the lock, it ends with `LockHeld`.
+    The lease is renewed, and takes one place: nest blocks to take more. In the mode `until_executing`, whose runs take
+    no lease, a call is queued instead. If an eager call in this thread would have to wait, it ends with `LockHeld`.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key, such as the `key` of a `Lock`.

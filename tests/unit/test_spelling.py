@@ -141,7 +141,7 @@ def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
         ("singleton_lock_tll", "there is no setting singleton_lock_tll; did you mean singleton_lock_ttl?"),
         ("singleton_locks_url", "there is no setting singleton_locks_url; did you mean singleton_lock_url?"),
         ("singleton_beat_tll", "there is no setting singleton_beat_tll; did you mean singleton_beat_ttl?"),
-        ("singleton_lock_mode", "there is no setting singleton_lock_mode: lock_mode is an option of each task alone"),
+        ("singleton_lock_mode", "there is no setting singleton_lock_mode; set lock_mode on each task"),
         ("singleton_lock_TTL", "the setting singleton_lock_TTL is not read; write singleton_lock_ttl"),
         ("CELERY_SINGLETON_LOCK_TTL", "the setting CELERY_SINGLETON_LOCK_TTL is not read; write singleton_lock_ttl"),
         ("SINGLETON_LOCK_TLL", "there is no setting SINGLETON_LOCK_TLL; did you mean singleton_lock_ttl?"),
