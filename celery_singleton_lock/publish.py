@@ -361,4 +361,4 @@ def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float,
     expires = options.get("expires", task.expires)
     if expires is None or (left := endings.until_expired(task, expires)) >= longest:
         return longest, 0.0, due_in
-    return left, max(0.0, left - due_in), due_in
+    return left, max(endings.A_MOMENT, left - due_in), due_in

@@ -131,6 +131,14 @@ def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_t
     assert lasts(options()) == pytest.approx(HOUR + longer, abs=10)
 
 
+def test_a_newest_call_that_expires_before_it_is_due_is_queued_until_then() -> None:
+    task = made(lock_mode="until_executing", lock_on_conflict="rerun", lock_wait_timeout=10)
+
+    _, newest = (task.apply_async(countdown=60, expires=20) for _ in range(2))
+
+    assert task.lock_state().queued == newest.id
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [
