@@ -42,6 +42,7 @@ class Look(Generic[T]):
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
+    _began_at = 0.0
 
     def __init__(self, see: Callable[[], T], rest: float = 0.0) -> None:
         self._see = see
@@ -51,7 +52,7 @@ class Look(Generic[T]):
 
     def forget(self) -> None:
         self._answer: Future[T] | None = None
-        self._began_at = self._serves_until = self.took = 0.0
+        self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
         """The last answer, or the next one if the last is too old."""
