@@ -66,7 +66,7 @@ class Lock:
         limit: How many may hold the lock at once. Give all objects of one name the same limit, because each object asks
             with its own.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. Beware of executors: a thread there serves many asyncio tasks, which count as one.
+            and releases it as often. A thread of an executor is one holder, even if it works for many asyncio tasks.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 
@@ -281,7 +281,7 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if there is none and an error ends the block."""
+        """The hold of the block that *statement* ends. None if no open block is known, and an error ends the block."""
         # Look again if another thread has left the block that was found.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
@@ -294,7 +294,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The hold of the block that *statement* ends, begun in any thread.
 
-        If no block matches, prefer a block of this context, then a block whose lease is over, then the newest block.
+        If *statement* began no open block, prefer a block of this context. Among several, prefer a block whose lease is
+        over, otherwise a live lease may be released by mistake. Then prefer the newest block.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()
@@ -320,7 +321,8 @@ def _statement() -> object:
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters and leaves in different frames.
         return id(frame.f_locals.get("self")), contextlib
-    # A later frame may have the same id. A reference to the frame would keep its variables alive.
+    # Not the frame itself, which would keep the caller's variables alive. The code is added because a later frame may
+    # have the same id.
     return id(frame), frame and frame.f_code
 
 

@@ -79,7 +79,7 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may have raised the error after the body, and the next run would get it.
+            # Drop an error that `_insist` raised just as the body ended. Otherwise the next run would get the error.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _replace_what_was_raised_here()
@@ -205,7 +205,7 @@ def _loops_that_run() -> Iterator[Loop]:
 def _main_task() -> "asyncio.Task[Any] | None":
     """The task that `asyncio.Runner` runs in this thread, found by the frame of `run`.
 
-    The context does not tell whose task it is: a reused `Runner` keeps the context of an earlier body.
+    Do not look for the lease in the task's context: a reused `Runner` keeps the context of an earlier body.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
@@ -244,9 +244,8 @@ class _InItsPlace(Exception):
 
 def _replace_what_was_raised_here() -> None:
     """Drop an error that was raised in this thread and has not arrived yet."""
-    # CPython keeps one error for each thread, so a new error replaces the old one. Do not set NULL, which drops the old
-    # one, too. CPython 3.11 would then look for an error at each function call, and a process under coverage or a
-    # debugger would hang.
+    # CPython keeps one error for each thread, so a new error replaces the old one. Do not set NULL instead. Otherwise
+    # CPython 3.11 would look for an error at each function call, and hang under coverage or a debugger.
     with suppress(_InItsPlace):
         _raise_in(threading.get_ident(), _InItsPlace)
 

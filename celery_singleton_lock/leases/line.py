@@ -19,7 +19,7 @@ What leads from one state to another:
 
     COMING   the `Line` looks, and no place is free                              WAITING
     COMING   woken and heard, or the `Line` finds a place free                   WOKEN
-    COMING   woken after two seconds, and nobody listens                         UNHEARD
+    COMING   woken two seconds or more after the refusal, and nobody listens     UNHEARD
     COMING   the owner asks, and gets the lock                                   SERVED
     COMING   the owner ends or is broken, or the turn expires                    GONE
     WAITING  woken and heard, or the `Line` finds a place free                   WOKEN
@@ -89,7 +89,7 @@ class InLine:
         return True
 
     def is_expected(self) -> bool:
-        """Whether another run of this worker is about to take the free place."""
+        """Whether a run that this worker has just sent to the pool will take the free place."""
         return False
 
 

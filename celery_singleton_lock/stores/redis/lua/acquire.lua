@@ -3,7 +3,7 @@
 -- @argument token
 -- @argument grant           `<place>:` without its first two numbers, see parts/lock.lua
 -- @argument words           fields of a `Claim`; durations in milliseconds
---                           `message`: only with `Claim.may_be_copy`
+--                           `message`: only if the message may be a copy
 --                           `looks`: see `Store.look`
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
@@ -164,7 +164,7 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- Do not yield to a successor that the caller displaces: frequent calls would displace each other, and none would run.
+-- Do not yield if the relation is `older_yields`: frequent calls would displace each other, and none would run.
 -- Do not yield to a stranger if the caller is queued, has a turn, or waits in its process. The stranger may wait for that
 -- mark or turn, or for the pool slot, and neither would run.
 local is_queued = queued and queued.task_id == task_id
@@ -337,8 +337,9 @@ local function overtakes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- With step -1, walks backward to a turn that the caller does not overtake; with step 1, forward to a turn that it does.
--- Returns the caller's ticket, just before that turn on the way; the turns passed; and whether there was such a turn.
+-- Finds the caller's ticket. Step -1 walks from the end to a turn that the caller does not overtake.
+-- Step 1 walks from the front to a turn that the caller overtakes. The walk's last ticket before that turn is the caller's.
+-- Returns the caller's ticket, the turns before it on the walk, and whether the walk has met that turn.
 local function search_from(at, step)
   local on_the_way, stop = {}, at + LONGEST_WALK * step
   while at ~= stop and at >= line.first and at <= line.last do
