@@ -298,7 +298,7 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
 
     notice, code = text("to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
-        # Show when each call is due: a call with a countdown is not lost.
+        # Show due times. Otherwise the operator would take a call that waits for its countdown for lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
         click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:

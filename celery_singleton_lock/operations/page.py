@@ -38,7 +38,7 @@ _LONG_WAIT = 900.0  # seconds after which a call that waits is a fault, as in do
 
 
 class Look(Generic[T]):
-    """Calls *see* in one thread at a time. All requests share its answer, for at least *rest* seconds."""
+    """Runs *see* in a thread, never twice at once. All requests share the answer, for at least *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
