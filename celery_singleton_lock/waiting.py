@@ -39,7 +39,7 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds after which a started run has probably asked for its lock.
 _ASKS_WITHIN = 1.0
-# In the pool `solo`: seconds in which no woken message starts after a redelivery.
+# In the pool `solo`: seconds after a redelivery for which no woken message starts, so that others can be read.
 _READS_FOR = 1.0
 # In the pool `solo`: seconds until a redelivered message starts without its turn.
 _ASKS_AFTER = 10.0
@@ -60,7 +60,8 @@ class Waiting(InLine):
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
-        # Wake the event loop, which raises RabbitMQ's prefetch count. Otherwise Celery would get no other message yet.
+        # Wake the event loop, so that it raises RabbitMQ's prefetch count. Otherwise Celery would get no other message
+        # while this one waits.
         self.messages.ring()
         return True
 
@@ -71,7 +72,7 @@ class Waiting(InLine):
 
 
 class WaitingMessages(StartStopStep):
-    """Takes the place of the consumer's timer in the strategies of tasks, which call `call_at` for each ETA."""
+    """The timer of our tasks' strategies. Celery calls `call_at` for each message with an ETA."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -147,7 +148,7 @@ class WaitingMessages(StartStopStep):
             now = time.monotonic()
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
-            # Otherwise a message whose countdown has ended would ask before those with earlier turns.
+            # Put this message off, even if its countdown has ended: messages with earlier turns must ask first.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
         # Weak: a cancelled entry stays in the timer until its time, and would keep the message.

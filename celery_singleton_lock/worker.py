@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# Fraction of the TTL without a renewal. A child renews every third of the TTL.
+# The main process looks after a body that has run for this part of the TTL. By then a healthy child has renewed.
 _NEEDS_HELP_AFTER = 0.4
 _ROUNDS_PER_TTL = 8
 _RENEWAL_BOUND = 2.0  # seconds
@@ -227,7 +227,7 @@ class SingletonRequest(Request):
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release a dead child's lease. *is_lost*: the lease's timer killed the child."""
+        """Release a dead child's lease. *is_lost*: the kernel timer of `DeadMan` has killed the child."""
         try:
             # Keep the holder: when the release is repeated, the survey may no longer show it.
             holders = lease.store.survey([lease.key])[0].holders
@@ -238,8 +238,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If the release finds the lease `lost`, the run that took its place reports the death. But without `mine`, an
-        # earlier try of this release has removed the lease, and nobody else reports.
+        # If the lease is `lost`, the run that took its place reports the death. But if `mine` is None, an earlier try
+        # of this release has removed the lease, and nobody else reports.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -353,7 +353,10 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `call_soon`, but acknowledge before the bodies of other due messages: some brokers would not wait so long."""
+    """As `call_soon`, but acknowledge at once.
+
+    Otherwise the bodies of other due messages would run first, and the broker could deliver this message again.
+    """
     if getattr(function, "__name__", "") == "ack_log_error":
         # Celery repeats a failed acknowledgement later.
         with suppress(Exception):
@@ -384,7 +387,7 @@ def _flush(pool: Any, jobs: dict[int, Any]) -> None:
     """Flush, but keep running jobs, whose unacknowledged messages would otherwise run again.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget the jobs whose start is not reported
-    yet. At a stop, the process of a forgotten job would wait 30 s for its result to be read.
+    yet. At a stop, nobody reads the result of a forgotten job, and its process would wait 30 s for a reader.
     """
     stops = state.should_stop is not None
     running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001

@@ -42,8 +42,7 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # `StoreRefused` also ends here, although it is a `StoreError`, too. The store would refuse each retry, so
-        # `lock_on_store_error` does not apply.
+        # `lock_on_store_error` does not apply to `StoreRefused`: the store would refuse each retry.
         raise
     except StoreError as error:
         return _unanswered(run, error)
@@ -54,8 +53,8 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Do this first: `fate_of_joiner` may ask the store with this claim. A complete claim could take a turn, or become
-    # the successor.
+    # Complete the claim only after `fate_of_joiner`, which may ask the store with it. Otherwise that request could take
+    # a turn, or make this run the successor.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -85,8 +84,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # Wait, because `skip` and `raise` could lose work. A queued call may never come. A run whose call has
-        # ended will not do the work of a newer call.
+        # Wait instead of skipping or raising, which could lose work. The queued call that goes before may never come.
+        # A holder whose call has ended does not do this call's work.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -120,8 +119,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy does not heed queued calls: its first delivery may have begun, and ended the mark of this call. With
-    # `rerun` and `replace` a copy heeds them, because `unmark` then reports only a newer call.
+    # A copy does not heed queued calls. If the first delivery has ended the mark of this call, another call may be
+    # queued by now, and would refuse the copy. With `rerun` and `replace` only a newer call refuses a run.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -225,7 +224,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
-    # Never give up the newest call: others may have ended for it.
+    # Never give up a newest call: older calls may have ended for it.
     left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:

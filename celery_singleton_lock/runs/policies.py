@@ -44,7 +44,7 @@ class Policy:
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """`rerun` for a newest call, whatever its own policy says: others may have ended for it."""
+        """`rerun` if this policy could drop a newest call: older calls may have ended for that call."""
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -236,10 +236,10 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Not under the call's own id: there, the last task of `replace()` would overwrite the fence.
+        # Not under the call's own id: a replacement's last task has that id, and its result would overwrite the fence.
         try:
             # Not SUCCESS: Celery would then refuse to store the fence of a later run.
-            run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
+            run.task.backend.store_result(_id_for_fence(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
@@ -255,9 +255,9 @@ def _may_be_joined(task: Task) -> bool:
 
 def _fence_told(task: Task, task_id: str) -> int:
     # A cache may have the fence of an earlier run.
-    word = task.backend.get_task_meta(_word_of(task_id), cache=False)
-    return int(word["result"] or 0) if word["status"] == states.STARTED else 0
+    kept = task.backend.get_task_meta(_id_for_fence(task_id), cache=False)
+    return int(kept["result"] or 0) if kept["status"] == states.STARTED else 0
 
 
-def _word_of(task_id: str) -> str:
+def _id_for_fence(task_id: str) -> str:
     return f"{task_id}-handed-on"
