@@ -320,7 +320,7 @@ def beat_ttl_of(app: Celery) -> float:
 
 
 def logs_labels(app: Celery) -> bool:
-    return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
+    return flag("singleton_lock_log_labels", setting(app, "singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:

@@ -252,7 +252,10 @@ def web(obj: Any, bind: str) -> None:
 def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
     tasks = rows.tasks_by_lock(locks.app).get(lock_name_of(survey.key))
     found = locks.rows([survey], with_turns=True)
-    limit = int(tasks[0].lock_options.limit) if tasks else None
+    limit = None
+    # A task with a wrong option must not hide its locks.
+    with suppress(ConfigurationError):
+        limit = int(tasks[0].lock_options.limit) if tasks else None
     if is_json:
         quiet_for = [round(row.about.expires_in, 3) for row in found if row.state == "cooldown"]
         known = {

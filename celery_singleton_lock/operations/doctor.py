@@ -417,7 +417,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     # Celery masks settings by their names, and does not mask this one.
-    if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
+    if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(options.setting(app, "singleton_lock_url"))):
         texts.append(_PASSWORD)
     of_broker = app.conf.broker_transport_options or {}
     if of_broker.get("predefined_queues") and "visibility_timeout" not in of_broker:
