@@ -134,15 +134,20 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, unless it cannot be read, or is older than *since*, in microseconds."""
+    """As `read_final_result`; None also if the backend raises an error."""
+    # Whatever a backend raises.
+    with suppress(Exception):
+        return read_final_result(task, task_id, since)
+    return None
+
+
+def read_final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
+    """The stored end of the call, unless it is older than *since*, in microseconds. A backend may raise any error."""
     if why_unreadable(task):
         return None
-    try:
-        # A cache may have the end of an earlier call with this id.
-        kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
-        is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
-    except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)
-        return None
+    # A cache may have the end of an earlier call with this id.
+    kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
+    is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
     return kept if is_its_own else None
 
 

@@ -13,7 +13,14 @@ from celery.exceptions import Ignore, Retry
 from celery_singleton_lock.definition.options import LockOptions, OnConflict, broker_delays, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import Ended, final_result, has_result, until_expired, why_unreadable
+from celery_singleton_lock.runs.endings import (
+    Ended,
+    final_result,
+    has_result,
+    read_final_result,
+    until_expired,
+    why_unreadable,
+)
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Holder, HolderState, Succession
@@ -192,7 +199,14 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
         if holder.task_id == joins:
             return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
     # Look only after the release: until then, the joined task id may have an earlier run's result.
-    kept = final_result(run.task, joins, notes.joins_since)
+    try:
+        kept = read_final_result(run.task, joins, notes.joins_since)
+        # A joined run that goes on by `retry()` or `replace()` has stored its fence.
+        goes_on = kept is None and 0 < notes.joins_fence <= _fence_told(run.task, joins)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+        # The result may be there, so the joined run is not taken for dead yet.
+        log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
+        kept, goes_on = None, True
     if kept is not None:
         result = kept.get("result")
         if kept["status"] == states.SUCCESS:
@@ -201,8 +215,6 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A joined run that goes on by `retry()` or `replace()` has stored its fence, and gets more time.
-    goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     free_since = notes.free_since or state.at
     is_patient = state.at - free_since < patience * 1_000_000
