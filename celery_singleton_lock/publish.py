@@ -225,8 +225,8 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # A mark without a message would keep out later calls. A signal handler may raise anywhere. After an error
-            # of the store there is no mark, or `_mark` has it ended in the background.
+            # A mark without a message would keep out later calls, also if a signal handler raises. After an error of
+            # the store there is no mark, or `_mark` has told the background to end it.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise

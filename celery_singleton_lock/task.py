@@ -92,8 +92,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     # The user's `track_started`. Celery's own is off: otherwise a refused copy would store STARTED over the result of
     # the run.
     stores_started: bool = False
-    # Task id of the last run that ended as `OVER`: `after_return` has nothing to finish, and skips a slow look-up. If a
-    # later run with the same id is not `OVER`, the receiver of `task_postrun` finishes that run.
+    # Task id of the last run that ended as `OVER`. For that id, `after_return` skips a slow look-up: nothing is left to
+    # finish. If a later run with that id is not `OVER`, the receiver of `task_postrun` finishes the run.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -352,7 +352,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # `register_task` names the object, not its class.
+            # `register_task` names the object, so its class may have no name.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:

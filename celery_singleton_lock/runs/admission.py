@@ -53,8 +53,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Complete the claim only after `fate_of_joiner`, which may ask the store with it. Otherwise that request could take
-    # a turn, or make this run the successor.
+    # Complete the claim only after `fate_of_joiner`: its request must take no turn, and make this run no successor.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -84,8 +83,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # Wait instead of skipping or raising, which could lose work. The queued call that goes before may never come.
-        # A holder whose call has ended does not do this call's work.
+        # Wait if a skip or an error could lose work. If `is_early`, the call that goes before may never come. A holder
+        # whose call has ended does not do this call's work.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -111,7 +110,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Callbacks of the last step lack the workflow's header, and may come before the mark ends. Know them by their root.
+    # A callback of the last step lacks the workflow's header, and may come before the mark ends. The queued call is the
+    # root of such a callback.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -119,8 +119,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy does not heed queued calls. If the first delivery has ended the mark of this call, another call may be
-    # queued by now, and would refuse the copy. With `rerun` and `replace` only a newer call refuses a run.
+    # A queued call must not refuse a copy. The first delivery may have ended the mark of this call, so that another
+    # call could be queued. With `rerun` and `replace` only a newer call refuses a run, so copies need no exception.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -192,7 +192,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # This may be a cancelled retry (see `_preempted`). Nobody else would end the marks of that retry.
+        # If this is a retry that `body.py` has cancelled, its marks would otherwise keep out later calls.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.

@@ -15,9 +15,9 @@ ACQUIRE_BOUND = 5.0  # seconds
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: also despite a queued call.
-# `queued`: the newest call, once it is marked. `next`: the newest call, once it was requeued. Empty: any other call.
-# The newest call must run. Otherwise the work of older calls, which may have ended for it, would not be done.
+PublishMode = Literal["", "anyway", "over"]  # `anyway` ignores a cool-down, `over` also a queued call.
+# Why a call counts as the newest: it was marked as `queued`, or requeued to run `next`. Empty: it does not count so.
+# The newest call must run. Otherwise nobody would do the work of the older calls that have ended for it.
 Newest = Literal["", "queued", "next"]
 
 
@@ -55,7 +55,7 @@ class Claim(Facts):
     may_be_copy: bool = False  # the store looks for another delivery of the message
     heeds_queued: bool = False  # leaves a free place to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # an older call coming within this time ends, otherwise it would run after this call
+    supersedes_for: float = 0.0  # how long older calls may come; each must end, or it would run after this call
     newest: Newest = ""
     queued_for: float = 0.0  # how long the call stays queued if it is refused
     turn_for: float = 0.0  # how long the call has a turn if it is refused
@@ -134,7 +134,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"
     NEXT = "next"
     WAITING = "waiting"
-    ENDED = "ended"  # a run that has just ended, or a newer call that has begun and may have ended, too
+    ENDED = "ended"  # a run that has just ended; or a newer call that has begun, and may still run
     UNREADABLE = "unreadable"  # the key is another program's, or damaged
 
 
@@ -223,7 +223,7 @@ class Conflict:
 
     key: str
     holders: tuple[Holder, ...]  # some holders, sorted by deadline; or calls that go before the caller
-    # Only if the claim `succeeds`: task id of the call that runs next. If that is another call, the caller ends.
+    # Task id of the call that runs next, if the claim has `succeeds`. If that is another call, the caller ends.
     successor: str | None = None
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the caller's message
@@ -253,7 +253,7 @@ class Renewal(IntEnum):
     RENEWED = 1
     REPLACED = 2  # renewed, but a successor asks the holder to stop
     BROKEN = 4  # renewed, but a person asks the holder to stop
-    TAKEN = 0  # lost: another holder has the place
+    TAKEN = 0  # lost: another holder may have the place
     GONE = -1  # lost: nobody has the place
 
 

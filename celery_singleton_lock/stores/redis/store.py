@@ -211,7 +211,8 @@ class Store:
         """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
-        queued call is a conflict, and nothing ends. If *claim* has a `succeeds`, only a newer call is a conflict.
+        queued call is a conflict. If *claim* has `succeeds`, the conflict is a newer call instead, with or without
+        *heeds*. After a conflict nothing has ended.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
@@ -227,7 +228,7 @@ class Store:
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
-        """False if a later beat leads, the slot to claim was already sent, or the entry to forget is unknown."""
+        """Returns False if a later beat leads. `claim` also refuses a sent slot, and `forget` an unknown entry."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
