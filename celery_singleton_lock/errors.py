@@ -58,8 +58,8 @@ class LockLost(SingletonLockError):
 
     Arguments:
         key: The lock key.
-        reason: `expired` (the key has no holder now), `taken` (another holder has it), `unreachable` (Redis gave no
-            answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
+        reason: `expired` (the key has no holder now), `taken` (another holder may have it), `unreachable` (Redis gave
+            no answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
             stop), `released`, or `forked` (a forked child holds nothing).
     """
 
