@@ -108,8 +108,8 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # If the last renewal was answered, do not give up at the deadline. The next renewal may work: perhaps a
-            # main process has renewed the lease, or nobody has taken the key.
+            # At the deadline, give up only if the last renewal got no answer. Otherwise this thread is just late, and
+            # the next renewal may work: perhaps a main process has renewed the lease, or nobody has taken the key.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too, otherwise each would cost a request.

@@ -172,10 +172,10 @@ class Interrupt:
         """A class that returns the error when called, because CPython raises only classes in other threads."""
         error = cast("LockLost", self._error)
 
-        # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
+        # If the thread is handling another exception, CPython 3.11 calls the class again, with the error as argument.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that the body has just started has the body's thread id at first, so CPython may raise the error
-            # there. The next try then raises it again.
+            # For a moment, CPython gives a new thread the id of the thread that starts it. So the error may be raised
+            # in a thread that the body has just started. The next try then reaches the body.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error
@@ -249,8 +249,6 @@ def _replace_what_was_raised_here() -> None:
     with suppress(_InItsPlace):
         _raise_in(threading.get_ident(), _InItsPlace)
 
-
-# A kernel timer that kills this process.
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _TIMER_ABSTIME = 1

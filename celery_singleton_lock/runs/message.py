@@ -99,7 +99,7 @@ class Notes:
         Raises:
             ConfigurationError: The header has not our form.
         """
-        # Without `__init__`, unset fields keep the class's defaults.
+        # Without `__init__`, which would cost time: a field that is not set has the class's default.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
         if type(written) is int:
@@ -189,7 +189,7 @@ class RequestState:
 
     # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
-    # In eager mode, a later attempt runs inside the body of the first. This is the run whose lease it uses.
+    # If an eager call continues a run inside that run's body (`retry()`, `replace()`), and uses its lease: that run.
     origin: Origin | None = None
     # A pool may use one request object for several runs, one after the other.
     request_id: str | None = None

@@ -51,7 +51,10 @@ class Policy:
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """`rerun` if this policy could drop a newest call: older calls may have ended for that call."""
+        """This policy, but `rerun` if this policy could drop the newest call.
+
+        Older calls may have ended for the newest call, and their work would be lost with it.
+        """
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -201,7 +204,7 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     # Look only after the release: until then, the joined task id may have an earlier run's result.
     try:
         kept = read_final_result(run.task, joins, notes.joins_since)
-        # A joined run that goes on by `retry()` or `replace()` has stored its fence.
+        # A run that ends by `retry()` or `replace()` has stored its fence. A lower fence is an earlier run's.
         goes_on = kept is None and 0 < notes.joins_fence <= _fence_told(run.task, joins)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises)
         # The result may be there, so the joined run is not taken for dead yet.

@@ -314,7 +314,7 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        form = f"{example}, with semicolons between hosts of one scheme, and any user:password@ before the first"
+        form = f"{example}, all hosts of one scheme, separated by semicolons, with any user:password@ before the first"
         raise unreadable(form) from None
     return list(dict.fromkeys(hosts)), said
 
