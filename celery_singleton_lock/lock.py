@@ -1,4 +1,4 @@
-"""The lease of a task, for any code: `with Lock("stock"): ...`."""
+"""The same lease for code that is no task: `with Lock("stock"): ...`."""
 
 import asyncio
 import contextlib
@@ -40,8 +40,8 @@ _STOPS_GREENLETS = (
     "other import, or ask once by acquire(blocking=False)"
 )
 _TAKES_FUNCTIONS = (
-    "give a function, or a coroutine function; in a generator take the lock inside, and in a task take it "
-    f"below its own decorator, see {DOCS}how-to/lock-without-a-task/"
+    "give a function, or a coroutine function; in a generator take the lock inside, and at a task put "
+    f"this decorator below the task's own, see {DOCS}how-to/lock-without-a-task/"
 )
 
 
@@ -66,8 +66,8 @@ class Lock:
         limit: How many may hold the lock at once. Give all objects of one name the same limit, because each object asks
             with its own.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. A thread of an executor is one holder, so asyncio tasks that share the thread may
-            hold the lock together.
+            and releases it as often. Do not combine it with an executor: asyncio tasks whose calls share a thread
+            would hold the lock together.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 
@@ -75,7 +75,7 @@ class Lock:
         ConfigurationError: A value cannot work, or there is no store.
     """
 
-    # True for `lock_for`, which takes all places.
+    # `lock_for` makes a lock that takes all places.
     _is_whole = False
 
     def __init__(

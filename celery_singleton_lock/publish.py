@@ -28,7 +28,7 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# For each silent server: when to ask it again, and until then the arguments of the `StoreError`.
+# For each silent server: when to ask it again, and the arguments of the `StoreError` to raise until then.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
@@ -85,7 +85,7 @@ def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
         task._leaves_its_key  # noqa: SLF001 (ours)
         and are_plain(args or ())
         and (not kwargs or are_plain(kwargs.values()))
-        # `retry` and `replace` always publish with options.
+        # Only `retry` and `replace` set an origin, and they always pass options.
         and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
@@ -111,7 +111,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
-    # In the other queue modes, the mark of a retried call ended when its body began.
+    # Except in `until_executed`, a mark ends when the body begins, so a retry has none.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A requeued call, which has `tries`, keeps its notes and its mark.
@@ -212,7 +212,7 @@ class _QueuedCall:
         is_waited_for = not _WAITED_FOR.isdisjoint(options) and any(map(options.get, _WAITED_FOR))
         is_waited_for = is_waited_for or (has_own_id and _is_body_of_chord(self.task_id))
         if is_waited_for and message.DUE_HEADER not in options["headers"]:
-            # `over`: a retry is marked even if another call is queued, because the retried call is older.
+            # `anyway` ignores a cool-down. `over` also ignores another queued call: the retried call is older.
             self.publish_mode = "over" if self.is_retry else "anyway"
 
     def publish(self, send: Callable[..., Any]) -> AsyncResult:
@@ -225,8 +225,8 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # A mark without a message would keep out later calls, also if a signal handler raises. After an error of
-            # the store there is no mark, or `_mark` has told the background to end it.
+            # End the mark: no message was sent, so the mark would keep out later calls. A signal handler may raise
+            # anywhere above. After an error of the store there is no mark, or `_mark` has begun to end it.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -307,7 +307,7 @@ class _QueuedCall:
         return result
 
     def _revoked(self, holder_task_id: str | None, more: str = "") -> endings.CallRevoked:
-        text = f"lock key={self.key}: task_id={holder_task_id} stands for this call{more}"
+        text = f"lock key={self.key}: not sent, because of task_id={holder_task_id}{more}"
         return endings.CallRevoked(text, self.key, holder_task_id, "unpublished")
 
     def _revoke_unsent(self, found: Holder) -> None:
@@ -353,8 +353,8 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """The `seconds`, `due_for` and `due_in` of `Store.mark_queued`.
 
-    `due_for` is the time for which the call can begin once it is due. It is 0 if `lock_queue_ttl` ends the mark before
-    the call expires.
+    `due_for` is the time from the due time to `expires`, when the mark ends. It is 0 if `lock_queue_ttl` ends the mark
+    earlier.
     """
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0

@@ -92,8 +92,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     # The user's `track_started`. Celery's own is off: otherwise a refused copy would store STARTED over the result of
     # the run.
     stores_started: bool = False
-    # Task id of the last run that ended as `OVER`. For that id, `after_return` skips a slow look-up: nothing is left to
-    # finish. If a later run with that id is not `OVER`, the receiver of `task_postrun` finishes the run.
+    # Task id of the last run that ended as `OVER`: nothing is left to finish, so `after_return` skips a slow look-up.
+    # If a later run has the same id and is not `OVER`, the receiver of `task_postrun` finishes it.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -273,7 +273,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         return super().apply_async(args, kwargs, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
-        """As Celery's; a call whose body does not run ends as in a worker."""
+        """As Celery's; a refused call ends as it would in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self)
         return eager_result(self, super().apply(*args, **kwargs), throw=kwargs.get("throw"))
@@ -367,7 +367,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             state = message.RequestState()
             state.request_id = request.id
             state.map = caller
-            # An item of a map stays `called_directly`: otherwise its `retry` would publish the message of the map.
+            # An item of a map stays `called_directly`: otherwise its `retry` would publish the whole map again.
             request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
         else:
             known = message.state_of(request)

@@ -52,7 +52,7 @@ class Start(Step):
 
     def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
         check_worker(worker.app, worker.pool_cls)
-        # An embedded beat could end only itself, and the worker would go on without a beat.
+        # If an embedded beat refused to start, the worker would go on without it.
         if beat and _has_our_scheduler(worker):
             check_beat(worker.app, has_lease=True)
         super().__init__(worker, beat=beat, **kwargs)
@@ -111,7 +111,7 @@ class SingletonRequest(Request):
         # A pool runs all tasks in children, or none.
         if not self.has_renewer:
             if self._runs_in_a_child():
-                # The child reports wrong settings.
+                # Wrong settings are reported by the child.
                 with suppress(SingletonLockError):
                     child_lease_renewer.start(self.task.lock_options.ttl)
             type(self).has_renewer = True
@@ -241,8 +241,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # Report the death here, unless another run took the place (`lost`) and reports it. Without `mine`, `lost`
-        # proves nothing: an earlier try may have released the lease, and then nobody else reports.
+        # Report the death here, unless another run has taken the place (`lost`), and reports it. If the lease was gone
+        # before (no `mine`), an earlier try of ours may have released it. Then nobody else reports it.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)

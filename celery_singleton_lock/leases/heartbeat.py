@@ -73,7 +73,7 @@ class RenewalThread(DaemonThread):
         return watched
 
     def _has_work(self) -> bool:
-        # Under gevent and eventlet the thread never ends, because nobody would close the event loop of its client.
+        # Under gevent and eventlet the thread does not end, because its client's event loop would stay open.
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
@@ -109,7 +109,7 @@ class RenewalThread(DaemonThread):
         now = clock()
         for holding in self.watched():
             # At the deadline, give up only if the last renewal got no answer. Otherwise this thread is just late, and
-            # the next renewal may work: perhaps a main process has renewed the lease, or nobody has taken the key.
+            # the next renewal may work: the worker's main process may have renewed the lease, or nobody took the key.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too, otherwise each would cost a request.

@@ -38,7 +38,7 @@ _LATE_BOUND = 1.0
 _RAN_OUT = "its lease ran out without a release: it has died, is paused, or cannot reach the store"
 # Seconds to report a loss before the process is killed.
 _LAST_WORDS = 1.0
-# In ttls. A waiter asks at least once in a ttl.
+# How many ttls a turn lasts without a request. A waiter asks at least once in a ttl.
 _TURN_LASTS = 3
 
 
@@ -93,7 +93,7 @@ class Holding:
     _told_late_for: float = 0.0
     is_unanswered: bool = False  # released while a request may still reach the store
     takes: int = 1  # not yet released; a re-entrant `Lock` takes its lease several times
-    ending: records.Ending | None = None  # of its run; None once no done marker has to be written any more
+    ending: records.Ending | None = None  # how the run has ended, for its done marker; None if none must be written
     marker: records.Marker = "unknown"
     _stopped_at: float = 0.0
     _is_reported: bool = False
@@ -128,7 +128,7 @@ class Holding:
         self.weak: ref[Any] = ref(self)
 
     def go_to(self, state: State) -> None:
-        # A call between check and write would let a signal handler or another thread change the state.
+        # Call nothing between check and write: a signal handler or another thread could change the state there.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
@@ -260,7 +260,7 @@ class Holding:
 
     def lose(self, reason: errors.LostReason) -> None:
         if reason == "broken" and self.state is ASKED_TO_STOP:
-            # A person's request outranks that of a successor.
+            # `broken` is a person's request. It outranks that of a successor.
             self.lost_reason = reason
         state = ASKED_TO_STOP if reason in errors.REASONS_TO_STOP else LOST
         # The holder may be asked twice, or have released meanwhile.

@@ -141,7 +141,7 @@ class Hold:
     lock: "ref[Any]"
     caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
-    takes: int  # the number of this take among those of the lease, from 1
+    takes: int  # how often the lease was taken, this time included
     statement: object = None  # the `with` that took the lease
 
     @property
@@ -176,7 +176,7 @@ holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 
 def has_locked(key: str) -> bool:
-    """Whether the calling thread holds *key* by a `Lock`, and would wait for ever."""
+    """Whether this thread holds *key* by a `Lock`. A run that waited here for *key* would wait for ever."""
     here = threading.get_ident()
     return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in Hold.known())
 
@@ -273,8 +273,8 @@ class _Requests:
     def give_back_last(self) -> None:
         """Release the lease once the last request has ended, without waiting for that."""
         if (last := self._last) is not None:
-            # In the background: the garbage collector may close a coroutine while its thread has the lock of a future
-            # or of the pool. To wait for that lock here would be a deadlock.
+            # In the background: the garbage collector may close a coroutine in a thread that holds the lock of a future
+            # or of the pool. Waiting here for that lock would be a deadlock.
             give_back = partial(_give_back, self._lease)
             background.submit(lambda: last.add_done_callback(lambda _: _submit(give_back)))
 

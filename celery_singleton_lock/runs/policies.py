@@ -51,9 +51,9 @@ class Policy:
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """This policy, but `rerun` if this policy could drop the newest call.
+        """This policy, but `rerun` for the newest call if this policy could drop it.
 
-        Older calls may have ended for the newest call, and their work would be lost with it.
+        Older calls may have ended because the newest call does their work.
         """
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
@@ -143,7 +143,7 @@ class Backoff(NamedTuple):
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# For a successor, and for a parked copy.
+# For a successor, and for a copy whose first run has not ended.
 SOON = Backoff(0.25, 2.0)
 JOINED = Backoff(1.0, 1.0, is_patient=True)
 # `retry()` and `replace()` publish milliseconds before their body ends.
@@ -201,10 +201,10 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     for holder in state.holders:
         if holder.task_id == joins:
             return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
-    # Look only after the release: until then, the joined task id may have an earlier run's result.
+    # Look only once the joined run has no lease: before, its task id may have the result of an earlier run.
     try:
         kept = read_final_result(run.task, joins, notes.joins_since)
-        # A run that ends by `retry()` or `replace()` has stored its fence. A lower fence is an earlier run's.
+        # A joined run that goes on by `retry()` or `replace()` has stored its fence. A lower fence is of a run before.
         goes_on = kept is None and 0 < notes.joins_fence <= _fence_told(run.task, joins)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises)
         # The result may be there, so the joined run is not taken for dead yet.
@@ -228,7 +228,7 @@ def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
     # A result that is stored now is an earlier run's, and only a later result counts.
     since = holder.published if final_result(run.task, joins) else 0
-    # A run that has not begun will get a fence greater than the store's time *at*.
+    # A run that has not begun has no fence yet. Its fence will be at least the store's time at its grant.
     fence = at if holder.goes_before else holder.fence
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 
@@ -251,7 +251,7 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Not under the call's own id: a replacement's last task has that id, and its result would overwrite the fence.
+        # Under an id of its own: `replace()` gives the call's id to its last task, whose result would overwrite this.
         try:
             # Not SUCCESS: Celery would then refuse to store the fence of a later run.
             run.task.backend.store_result(_id_for_fence(run.task_id), run.lease.fence, states.STARTED)

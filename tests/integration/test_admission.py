@@ -339,7 +339,7 @@ def test_a_caller_in_a_cool_down_gets_the_earlier_result_and_waits_for_none_that
     if is_kept:
         assert again.get(timeout=5) == "ran"
     else:
-        with pytest.raises(CallRevoked, match=f"task_id={ME} stands for this call"):
+        with pytest.raises(CallRevoked, match=f"not sent, because of task_id={ME}"):
             again.get(timeout=5)
 
 

@@ -29,7 +29,7 @@ _TIME_IS_KNOWN = 60.0  # seconds
 _TIME_IS_UNKNOWN = 10.0  # seconds until a silent server is asked again
 _NOBODY = "~"  # nobody's token, so release.lua only writes a marker or wakes turns
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
-_SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry may be due once a year
+_SLOTS_ARE_KEPT = 400 * 24 * 3600.0  # an entry of a beat's schedule may be due once a year
 
 
 class Store:
@@ -107,8 +107,8 @@ class Store:
     def look(self, claim: Claim) -> records.Position | Verdict:
         """Ask whether a waiting message must go to the pool. Takes no place.
 
-        A message with `turn_for` but no `rank` takes a turn, unless a place is free. If its call is marked as next, the
-        mark is extended.
+        A new message that may wait (`turn_for`, and no `rank`) takes a turn if no place is free. The mark of a call
+        that runs next is extended.
         """
         command = encoding.packed_acquire(claim, looks=True)
         reply, sent_at, _ = self.request(encoding.ACQUIRE, claim.key, command)
@@ -144,7 +144,8 @@ class Store:
     ) -> records.Release:
         """Give back the token's place or turn. With *place*, give back only that place.
 
-        The store keeps *ending* if the lease was lost, or another delivery has come or is likely.
+        The store keeps *ending* for other deliveries of the message, if one has come or is likely, or the lease was
+        lost.
         """
         command = encoding.packed_release(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, command, bound)
@@ -186,8 +187,8 @@ class Store:
         """Mark a call as queued for *seconds*, or return the call or run in its way.
 
         With *limit* 0, no run is in its way. No other call of the key is published for *cooldown* seconds. A *newest*
-        call supersedes a queued call that was published earlier. In a series of newest calls, the last is due at most
-        *within* seconds after the first was published. Otherwise the series could postpone the work for ever.
+        call supersedes a queued call that was published earlier. If newest calls keep coming, the last is due
+        at most *within* seconds after the first was published. Otherwise they could postpone the work for ever.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -211,8 +212,8 @@ class Store:
         """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
-        queued call is a conflict. If *claim* has `succeeds`, the conflict is a newer call instead, with or without
-        *heeds*. After a conflict nothing has ended.
+        queued call is a conflict. For a *claim* with `succeeds`, only a newer call is a conflict, whatever *heeds* is.
+        After a conflict nothing has ended.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
@@ -228,7 +229,7 @@ class Store:
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
-        """Returns False if a later beat leads. `claim` also refuses a sent slot, and `forget` an unknown entry."""
+        """False if a later beat leads, the slot to `claim` was sent before, or the entry to `forget` is unknown."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))
