@@ -93,7 +93,10 @@ class SingletonSchedulerMixin(Scheduler):
         super().populate_heap(*args, **kwargs)
 
     def is_due(self, entry: Any) -> Any:
-        """As Celery's, but no entry is due while its slot cannot be claimed. Otherwise Celery would count it as run."""
+        """As Celery's, but no entry is due while the store is silent, or once this beat's lease has ended.
+
+        Otherwise Celery would count the entry as run, although this beat sends nothing.
+        """
         state = super().is_due(entry)
         self._slot = None
         if not state[0]:
@@ -132,7 +135,7 @@ class SingletonSchedulerMixin(Scheduler):
             return
         self._known[entry.name] = sent
         if self._reserved is not None and self._reserved.name == entry.name:
-            # The next leader knows only `sent`, and would otherwise compute other due times and ids.
+            # The next leader computes due times and task ids from `sent`. This beat must compute the same.
             self._reserved.last_run_at = _last_run_of(self._reserved, sent.sent)
         try:
             self._record(sent)
@@ -183,7 +186,7 @@ class SingletonSchedulerMixin(Scheduler):
     def _last_run(self, entry: Any, slot: Slot, now: int) -> datetime:
         last = slot.sent
         own = _microseconds(entry.last_run_at)
-        # Before the first run, `last_run_at` may be the scheduler's start, which is no run.
+        # The entry's `last_run_at` counts only if it is a run. Before the first run it may be this scheduler's start.
         if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
             last = max(last, own)
         if last > now and hasattr(entry.schedule, "run_every"):
@@ -223,7 +226,7 @@ class SingletonSchedulerMixin(Scheduler):
         who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
-            # A schedule in a database may change between the reads of two beats.
+            # Do not compare schedules from a database, which may change between the reads of two beats.
             self._compares = type(self).schedule in (Scheduler.schedule, PersistentScheduler.schedule)
             log.info("beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if not self._compares:
@@ -235,8 +238,8 @@ class SingletonSchedulerMixin(Scheduler):
         self._compares = not has_recorded
         if has_recorded and theirs != ours:
             text = (
-                "only the leader has %s; only this beat has %s, which nobody sends. Give beats of two schedules "
-                "different names by singleton_beat_name, and end the beats of an old release"
+                "only the leader has %s; only this beat has %s. Nobody sends what only this beat has. For two "
+                "schedules, give each its own singleton_beat_name. After a deploy, end the old beats"
             )
             only = [", ".join(sorted(names)) or "nothing" for names in (theirs - ours, ours - theirs)]
             log.warning("beat.differs", text, *only, **who)
@@ -263,7 +266,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
-    """Whether a beat leads now, and the last leader's record, whose `sent` is when that leader was last seen."""
+    """Whether a beat leads now; and the last leader: `entry` is its host and pid, `sent` is when it was last seen."""
     key = keys.beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]

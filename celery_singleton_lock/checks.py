@@ -45,7 +45,7 @@ def options_of(task: Any) -> options.LockOptions:
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
-    # Check the class again: Celery keeps a refused task, and gives it to the next caller.
+    # Check the class again: Celery registers a task before its first check, so a refused task can still be called.
     found = [*settings.faults_in_settings(task.app), *_faults_in_task(task), *faults]
     options.refuse(options.as_set(task.app, fault) for fault in found)
     log.shows_labels = options.logs_labels(task.app) or log.shows_labels
@@ -64,7 +64,7 @@ def options_of(task: Any) -> options.LockOptions:
 
 
 def request_class_of(task: Any) -> type[Any]:
-    """Our class of requests, joined with the user's or another base's."""
+    """Our request class. If the task or another base defines a `Request`, a class that inherits from both."""
     ours = options.base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
@@ -74,7 +74,7 @@ def request_class_of(task: Any) -> type[Any]:
 
 
 def is_checked_at_start(app: Celery) -> bool:
-    """Whether this process will log the faults of all tasks. An error now would show only one."""
+    """Whether this process will check all tasks at its start. An error before that would show only the first fault."""
     context = click.get_current_context(silent=True)
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
@@ -250,7 +250,7 @@ def _check_store(app: Celery) -> None:
     try:
         try_store(app, BOUND)
     except StoreError as error:
-        # `StoreRefused` is a `ConfigurationError`, too. It does not pass by itself, so the start ends.
+        # `StoreRefused`, a `ConfigurationError`, ends the start: another try would fail, too.
         if isinstance(error, ConfigurationError):
             raise
         text = (

@@ -15,7 +15,7 @@ LockHeldState = Literal["held", "cooldown", "queued", "ended"]
 _STATES: dict[LockHeldState, str] = {
     "held": "is held by {}; its lease lasts another {:.1f} s unless it is renewed",
     "cooldown": "is in the cool-down of {}; that lasts another {:.1f} s",
-    "queued": "goes to {} first, which is queued; it counts as queued for another {:.1f} s at most",
+    "queued": "goes first to {}, which is queued for another {:.1f} s at most",
     "ended": "was held by {}, which has just ended",
 }
 
@@ -35,7 +35,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """`CallRevoked` and `LockLost` have a `reason`, too: `singleton show` prints it."""
+    """What `singleton show` prints as the reason, as it does for `CallRevoked` and `LockLost`."""
 
     def __init__(
         self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: LockHeldState = "held"
@@ -58,8 +58,8 @@ class LockLost(SingletonLockError):
 
     Arguments:
         key: The lock key.
-        reason: `expired` (the key has no holder now), `taken` (another holder has it), `unreachable` (Redis gave no
-            answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
+        reason: `expired` (the key has no holder now), `taken` (another holder may have it), `unreachable` (Redis gave
+            no answer before the deadline), `replaced` (a successor waits), `broken` (a person has asked the holder to
             stop), `released`, or `forked` (a forked child holds nothing).
     """
 

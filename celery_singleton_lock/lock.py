@@ -66,7 +66,8 @@ class Lock:
         limit: How many may hold the lock at once. Give all objects of one name the same limit, because each object asks
             with its own.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. Beware of executors: a thread there serves many asyncio tasks, which count as one.
+            and releases it as often. A thread of an executor is one holder, so asyncio tasks that share the thread may
+            hold the lock together.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 
@@ -100,7 +101,7 @@ class Lock:
         self._reentrant = options.flag("reentrant", reentrant)
         _seconds_to_wait(True, timeout)
         self.timeout = timeout
-        # Keeps the holds of open blocks alive: contexts refer to them weakly.
+        # Keeps the holds of open blocks alive. `Hold.remember` refers to them weakly, and their leases could run out.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
@@ -122,7 +123,7 @@ class Lock:
             if hold is not None:
                 hold.give_back()
         except BaseException:
-            # A signal handler may raise anywhere above.
+            # A signal handler may have raised before the release, even before `hold` was assigned.
             hold = hold or self._block_left_by(_statement())
             if hold is not None:
                 hold.give_back()
@@ -281,11 +282,11 @@ class Lock:
         return mine[-1] if mine else None
 
     def _leave(self, statement: object, error_type: object) -> Hold | None:
-        """The hold of the block that *statement* ends; None if there is none and an error ends the block."""
+        """The hold of the block that *statement* ends, or None if no open block is known."""
         # Look again if another thread has left the block that was found.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
-        # Do not hide an error of the block; `GeneratorExit` is no error.
+        # Report an unknown block, but do not hide an error of the block itself. `GeneratorExit` is no error.
         if hold is None and error_type in (None, GeneratorExit):
             why = "nobody in this process has entered it through this object, or it was left already"
             raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
@@ -294,7 +295,8 @@ class Lock:
     def _block_left_by(self, statement: object) -> Hold | None:
         """The hold of the block that *statement* ends, begun in any thread.
 
-        If no block matches, prefer a block of this context, then a block whose lease is over, then the newest block.
+        If *statement* began no open block, prefer a block of this context, then a block whose lease is over, then the
+        newest block. A wrong choice could release a live lease.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
         known = Hold.known()
@@ -320,7 +322,8 @@ def _statement() -> object:
     if frame is not None and frame.f_globals is vars(contextlib):
         # An `ExitStack` enters and leaves in different frames.
         return id(frame.f_locals.get("self")), contextlib
-    # A later frame may have the same id. A reference to the frame would keep its variables alive.
+    # Not the frame itself, which would keep the caller's variables alive. The code is added because a later frame may
+    # have the same id.
     return id(frame), frame and frame.f_code
 
 

@@ -225,8 +225,8 @@ class _QueuedCall:
             if found is None or self.publish_mode:
                 return send(**self.options)
         except BaseException as error:
-            # The call was not sent, so it must leave no mark. A signal handler may raise anywhere. After an error of
-            # the store there is no mark, or `_mark` has ended it.
+            # A mark without a message would keep out later calls, also if a signal handler raises. After an error of
+            # the store there is no mark, or `_mark` has told the background to end it.
             if not (is_asking and isinstance(error, SingletonLockError)):
                 endings.unmark(self.store, self.key, self.task_id, may_arrive=is_asking)
             raise
@@ -353,7 +353,8 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
     """The `seconds`, `due_for` and `due_in` of `Store.mark_queued`.
 
-    `due_for` is the time from due to `expires`; 0 if `lock_queue_ttl` ends the mark earlier.
+    `due_for` is the time for which the call can begin once it is due. It is 0 if `lock_queue_ttl` ends the mark before
+    the call expires.
     """
     due = options.get("countdown") or options.get("eta")
     due_in = max(0.0, endings.seconds_until(task, due)) if due else 0.0

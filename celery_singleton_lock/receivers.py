@@ -19,7 +19,7 @@ from celery_singleton_lock.runs.message import run_of
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receiver of `task_postrun` if the task's own code may end a run before its lock."""
+    """Connect the receiver of `task_postrun` if the user's `before_start` or `__call__` may end a call before ours."""
     cls = task.__class__
     if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         connect_postrun()
@@ -58,7 +58,7 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    # Even if there are no tasks yet: another receiver of this signal may import them.
+    # Add our steps even if no task is locked yet: a later receiver of this signal may import tasks.
     limits_of_worker[:] = sender.time_limit, sender.soft_time_limit
     steps = sender.app.steps
     steps["worker"].add(f"{__package__}.worker:Start")

@@ -92,8 +92,8 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
     # The user's `track_started`. Celery's own is off: otherwise a refused copy would store STARTED over the result of
     # the run.
     stores_started: bool = False
-    # Task id of the last run that is `OVER`: `after_return` need not finish it, and skips a slow look-up. A later run
-    # may have the same id. If that run is not `OVER`, the receiver of `task_postrun` finishes it.
+    # Task id of the last run that ended as `OVER`. For that id, `after_return` skips a slow look-up: nothing is left to
+    # finish. If a later run with that id is not `OVER`, the receiver of `task_postrun` finishes the run.
     _just_over: str | None = None
 
     lock_mode: option.Mode | None
@@ -179,7 +179,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
 
     @cached_property
     def _leaves_its_key(self) -> bool:
-        """Whether the publisher can leave the key to the worker, if the arguments are plain."""
+        """Whether the worker, not the publisher, makes the key of a call with plain arguments."""
         options = self.lock_options
         return not (options.unique_in_queue or options.newest_wins) and self._lock_keys.needs_only_plain
 
@@ -352,7 +352,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable and not is_checked_at_start(app):
-            # `register_task` names the object, not its class.
+            # `register_task` names the object, so its class may have no name.
             check_definition(cls, cls.name or app.gen_task_name(cls.__name__, cls.__module__))
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
@@ -399,7 +399,7 @@ class SingletonTask(option.Lockable, TypedTask[P, R_co]):
         )
 
     def _runs_under(self, lease: Holding) -> bool:
-        """Whether this call continues the run with *lease*: an eager `replace`, for example, runs inside its body."""
+        """Whether this call continues the run with *lease*, for example an eager `replace` in the run's body."""
         state = message.state_of(self.request)
         if lease.claim.task_id == self.request.id or (state is not None and state.origin is not None):
             return True

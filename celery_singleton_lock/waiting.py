@@ -39,7 +39,8 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds after which a started run has probably asked for its lock.
 _ASKS_WITHIN = 1.0
-# In the pool `solo`: seconds in which no woken message starts after a redelivery.
+# In the pool `solo`: seconds after a redelivery in which no woken message starts. Meanwhile the worker can read
+# messages with earlier turns.
 _READS_FOR = 1.0
 # In the pool `solo`: seconds until a redelivered message starts without its turn.
 _ASKS_AFTER = 10.0
@@ -60,18 +61,19 @@ class Waiting(InLine):
         if self not in self.messages.waiting:
             return False
         self.request.report(conflict)
-        # Wake the event loop, which raises RabbitMQ's prefetch count. Otherwise Celery would get no other message yet.
+        # Wake the event loop, so that it raises RabbitMQ's prefetch count. Otherwise Celery would get no other message
+        # while this one waits.
         self.messages.ring()
         return True
 
     def is_expected(self) -> bool:
-        # If the last call that went to the pool has not asked for the lock yet, the only place is not really free.
+        # The last call that went to the pool will take the only place, unless that call has asked already.
         last = self.messages.last_in_pool.get(self.claim.key)
         return self.claim.limit == 1 and last is not None and last.is_in_pool and not last.has_asked
 
 
 class WaitingMessages(StartStopStep):
-    """Takes the place of the consumer's timer in the strategies of tasks, which call `call_at` for each ETA."""
+    """The timer of our tasks' strategies. Celery calls `call_at` for each message with an ETA."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -139,7 +141,7 @@ class WaitingMessages(StartStopStep):
             for each in (waiting, other):
                 each.request.expect_copies()
         self._latest[message] = waiting
-        # Join the line first: the timer may call `_go` at once, which leaves the line.
+        # Join the line before the timer may call `_go`. Otherwise a message that has gone would stay in the line.
         self._line.add(waiting)
         if self._is_solo and args[0].delivery_info.get("redelivered"):
             # Start no message for a while. Its body would run in this thread, and messages with earlier turns would
@@ -147,7 +149,7 @@ class WaitingMessages(StartStopStep):
             now = time.monotonic()
             if now > self._reads_until:
                 self._reads_until = now + _READS_FOR
-            # Otherwise a message whose countdown has ended would ask before those with earlier turns.
+            # Put this message off, even if its countdown has ended: messages with earlier turns must ask first.
             left = min(one.timeout, until_expired(args[0].task, args[0].expires))
             at = max(at, now + min(_ASKS_AFTER, left))
         # Weak: a cancelled entry stays in the timer until its time, and would keep the message.

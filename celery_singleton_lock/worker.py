@@ -36,14 +36,17 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, new_token
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
-# Fraction of the TTL without a renewal. A child renews every third of the TTL.
+# The main process looks after a body that has run for this part of the TTL. By then a healthy child has renewed.
 _NEEDS_HELP_AFTER = 0.4
 _ROUNDS_PER_TTL = 8
 _RENEWAL_BOUND = 2.0  # seconds
 
 
 class Start(Step):
-    """Checks the worker before its pool starts. A signal's receiver could not end the worker."""
+    """Checks the worker before its pool starts.
+
+    Not by a receiver of a Celery signal: Celery would only log the receiver's error, and start the worker.
+    """
 
     requires = ("celery.worker.components:Pool",)
 
@@ -95,7 +98,7 @@ class SingletonRequest(Request):
         eventer = self._eventer
         sends_events = False
         if eventer and eventer.enabled and self._task.send_events:
-            # With task events off, the only group is "worker". No group means all.
+            # `groups` names the events to send. Without `-E` it is {"worker"}. If it is empty, all are sent.
             sends_events = not eventer.groups or "task" in eventer.groups
         message = self._request_dict
         # A plain tuple, because pickle would add the class name of a `Delivery` to each message.
@@ -132,7 +135,7 @@ class SingletonRequest(Request):
         super().on_timeout(soft, timeout)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        # First: once the end is stored, the caller may publish the next call.
+        # Unmark first. Otherwise a caller who sees the stored end could be refused the next call.
         self._unmark(has_begun=terminated)
         super()._announce_revoked(reason, terminated, signum, expired)
 
@@ -227,7 +230,7 @@ class SingletonRequest(Request):
             self._unmark(has_begun=True)
 
     def _release_and_tell(self, lease: Holding, *, is_lost: bool) -> None:
-        """Release a dead child's lease. *is_lost*: the lease's timer killed the child."""
+        """Release a dead child's lease. *is_lost*: the kernel timer of `DeadMan` has killed the child."""
         try:
             # Keep the holder: when the release is repeated, the survey may no longer show it.
             holders = lease.store.survey([lease.key])[0].holders
@@ -238,8 +241,8 @@ class SingletonRequest(Request):
             if is_lost and lease.lost_reason is None:
                 lease.report_lost("unreachable")
             raise
-        # If the release finds the lease `lost`, the run that took its place reports the death. But without `mine`, an
-        # earlier try of this release has removed the lease, and nobody else reports.
+        # Report the death here, unless another run took the place (`lost`) and reports it. Without `mine`, `lost`
+        # proves nothing: an earlier try may have released the lease, and then nobody else reports.
         if died is not None and (lost is None or mine is None):
             self._held_at_death = None
             named = replace(died, task_name=died.task_name or self.task.name)
@@ -333,7 +336,7 @@ def _state_of(pid: int) -> str:
 
 
 class LostConnection(StartStopStep):
-    """After the broker is lost, bodies go on and their messages may be redelivered."""
+    """Prepares for a lost broker connection: bodies go on, and the broker may deliver their messages again."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -343,7 +346,7 @@ class LostConnection(StartStopStep):
             consumer.pool.flush = partial(_flush, pool, pool._cache)  # noqa: SLF001 (there is no other way)
         if isinstance(consumer.pool, SoloPool):
             name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-            # After a reconnection, the consumer's own attribute is our wrapper.
+            # From the class: after a reconnection, the consumer's attribute is our wrapper, and would be wrapped again.
             call_soon = getattr(type(consumer), name).__get__(consumer)
             setattr(consumer, name, partial(_acknowledge_at_once, call_soon))
 
@@ -353,7 +356,10 @@ class LostConnection(StartStopStep):
 
 
 def _acknowledge_at_once(call_soon: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `call_soon`, but acknowledge before the bodies of other due messages: some brokers would not wait so long."""
+    """As `call_soon`, but acknowledge at once.
+
+    Otherwise the bodies of other due messages would run first, and the broker could deliver this message again.
+    """
     if getattr(function, "__name__", "") == "ack_log_error":
         # Celery repeats a failed acknowledgement later.
         with suppress(Exception):
@@ -384,7 +390,8 @@ def _flush(pool: Any, jobs: dict[int, Any]) -> None:
     """Flush, but keep running jobs, whose unacknowledged messages would otherwise run again.
 
     Celery before 5.7 forgets all jobs (celery/celery#8541). Later versions forget the jobs whose start is not reported
-    yet. At a stop, the process of a forgotten job would wait 30 s for its result to be read.
+    yet. At a stop, also keep jobs that were sent to a process: nobody reads the result of a forgotten job, and its
+    process would wait 30 s for a reader.
     """
     stops = state.should_stop is not None
     running = {number: job for number, job in jobs.items() if job.accepted() or (stops and job._write_to)}  # noqa: SLF001

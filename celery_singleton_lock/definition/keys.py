@@ -322,8 +322,8 @@ def lock_name_of_task(task: Any) -> Any:
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:
-    """For a task with `pydantic=True`, what converts arguments to the models of the body."""
-    # Celery does not store `pydantic=True`. Its wrapper is known by the module that defines it.
+    """A function that converts arguments as `pydantic=True` does; None for a task without that option."""
+    # Celery does not store `pydantic=True`, but wraps the body in a function from `celery.app.base`.
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
     from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415

@@ -239,7 +239,7 @@ def wait_until_bound(task: Any) -> None:
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:
-    """The option as it was given: `task.lock_key` would make a method of a function."""
+    """The option as it was given. Reading `task.lock_key` would bind a function to the task, as a method."""
     name = f"lock_{name}"
     return vars(task).get(name, getattr(type(task), name, default))
 
@@ -297,7 +297,7 @@ def broker_delays(app: Celery) -> bool:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can encode *text*. Otherwise the listener would fail, and would wake no waiter any more."""
+    """Whether UTF-8 can encode *text*. On a channel with other text, the listener would fail, and wake no waiter."""
     return text == text.encode(errors="replace").decode()
 
 
@@ -320,7 +320,7 @@ def beat_ttl_of(app: Celery) -> float:
 
 
 def logs_labels(app: Celery) -> bool:
-    return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
+    return flag("singleton_lock_log_labels", setting(app, "singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:

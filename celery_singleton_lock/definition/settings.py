@@ -16,7 +16,7 @@ _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379  # Celery's default for a Sentinel of the result backend
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-# The app's attribute with the assigned URL and the store that was opened for it.
+# The app's attribute for the pair (assigned URL, opened store).
 _STORE = "_singleton_lock_store"
 # The worker's hard and soft time limit, which Celery does not pass to pool processes.
 limits_of_worker: list[float | None] = [None, None]
@@ -192,7 +192,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
     for written in map(str, app.conf):  # never the values, which may be secret or computed
         name = written.lower().removeprefix(namespace or "celery_")
         is_read = written in (name, options.as_celery_reads(app, name))
-        # A name that Celery does not read may be another program's: report it only if its prefix is surely ours.
+        # If Celery does not read this spelling, the name may be another program's: then require a longer prefix.
         if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
             continue
         option = name.removeprefix("singleton_")

@@ -21,7 +21,7 @@ _BOUND = 1.0
 _MOST_EVENTS, _MOST_RECORDED = 100_000, 1_000
 BEGINS_EVENT = '{"at": "'
 """How each event in the hash of the history begins. The field `last`, a number, is no event."""
-# The history leaves out calls that go on, and copies.
+# Outcomes that the history leaves out, because the call still waits or is a copy.
 _USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 # Of the buckets of a histogram, in seconds.

@@ -77,7 +77,7 @@ class RenewalThread(DaemonThread):
         return bool(self.watching) or self._greenlet is not None
 
     def _step(self) -> bool:
-        # A thread that ends removes itself below, and may be started again.
+        # An idle thread removes itself from `_threads` below, but a concurrent `watch` may start it again.
         _threads.setdefault(self._where, self)
         # Reset `_wakes_at` before reading `watched`. Otherwise `add` may see the old time, and not wake this thread.
         self._wakes_at = _NEVER
@@ -108,8 +108,8 @@ class RenewalThread(DaemonThread):
     def _beat(self) -> None:
         now = clock()
         for holding in self.watched():
-            # If the last renewal was answered, do not give up at the deadline. The next renewal may work: perhaps a
-            # main process has renewed the lease, or nobody has taken the key.
+            # At the deadline, give up only if the last renewal got no answer. Otherwise this thread is just late, and
+            # the next renewal may work: perhaps a main process has renewed the lease, or nobody has taken the key.
             if holding.is_unsure and holding.deadline <= now:
                 self._lose(holding, "unreachable")
         # Renew leases that are due soon, too, otherwise each would cost a request.
@@ -147,7 +147,7 @@ class RenewalThread(DaemonThread):
 
     def _report_step(self, seconds: float) -> None:
         text = "the store's clock jumped: it was set, or a new master's clock differs; leases may end early or late"
-        # Not by `_call`, because without leases its greenlet has ended, and would write nothing.
+        # Not `_log`, whose greenlet ends with the last lease: a later jump would not be logged.
         background.submit(partial(log.warning, "lock.clock", text, store=self._address, step=seconds))
 
     def _log(self, write: Callable[..., None], *line: Any, **fields: Any) -> None:

@@ -92,8 +92,8 @@ class Holding:
     is_unsure: bool = False  # the last renewal got no answer, so it may have worked or not
     _told_late_for: float = 0.0
     is_unanswered: bool = False  # released while a request may still reach the store
-    takes: int = 1  # how many releases give it back
-    ending: records.Ending | None = None  # the end of its run, for later deliveries; None once the store has it
+    takes: int = 1  # not yet released; a re-entrant `Lock` takes its lease several times
+    ending: records.Ending | None = None  # of its run; None once no done marker has to be written any more
     marker: records.Marker = "unknown"
     _stopped_at: float = 0.0
     _is_reported: bool = False

@@ -79,7 +79,7 @@ class Interrupt:
         thread = self._thread
         self._thread = None
         if self._error is not None:
-            # `_insist` may have raised the error after the body, and the next run would get it.
+            # Drop an error that `_insist` raised just as the body ended. Otherwise the next run would get the error.
             with self._guard:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _replace_what_was_raised_here()
@@ -172,10 +172,10 @@ class Interrupt:
         """A class that returns the error when called, because CPython raises only classes in other threads."""
         error = cast("LockLost", self._error)
 
-        # While another exception is handled, CPython 3.11 calls the class once more, with the instance.
+        # If the thread is handling another exception, CPython 3.11 calls the class again, with the error as argument.
         def deliver(_: type[Exception], *_again: object) -> Exception:
-            # A thread that the body has just started has the body's thread id at first, so CPython may raise the error
-            # there. The next try then raises it again.
+            # For a moment, CPython gives a new thread the id of the thread that starts it. So the error may be raised
+            # in a thread that the body has just started. The next try then reaches the body.
             if threading.get_ident() == self._thread:
                 self.delivered = self._has_reached_its_thread = True
             return error
@@ -205,7 +205,7 @@ def _loops_that_run() -> Iterator[Loop]:
 def _main_task() -> "asyncio.Task[Any] | None":
     """The task that `asyncio.Runner` runs in this thread, found by the frame of `run`.
 
-    The context does not tell whose task it is: a reused `Runner` keeps the context of an earlier body.
+    Do not look for the lease in the task's context: a reused `Runner` keeps the context of an earlier body.
     """
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
     while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
@@ -244,14 +244,11 @@ class _InItsPlace(Exception):
 
 def _replace_what_was_raised_here() -> None:
     """Drop an error that was raised in this thread and has not arrived yet."""
-    # CPython keeps one error for each thread, so a new error replaces the old one. Do not set NULL, which drops the old
-    # one, too. CPython 3.11 would then look for an error at each function call, and a process under coverage or a
-    # debugger would hang.
+    # CPython keeps one error for each thread, so a new error replaces the old one. Do not set NULL instead. Otherwise
+    # CPython 3.11 would look for an error at each function call, and hang under coverage or a debugger.
     with suppress(_InItsPlace):
         _raise_in(threading.get_ident(), _InItsPlace)
 
-
-# A kernel timer that kills this process.
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _TIMER_ABSTIME = 1

@@ -36,8 +36,8 @@ class Lease:
     before a step that must not happen twice. If a resource can compare numbers, let it refuse a `fence` smaller than
     the greatest it has seen.
 
-    The heartbeat renews the lease every third of its ttl until the release. A lease runs out if the run and the context
-    that acquired it have ended, and nobody has a reference to it.
+    The heartbeat renews the lease every third of its ttl until the release. The renewals also stop once no variable, no
+    unfinished run and no living context refers to the lease.
 
     Attributes:
         key: The lock key.

@@ -19,7 +19,7 @@ What leads from one state to another:
 
     COMING   the `Line` looks, and no place is free                              WAITING
     COMING   woken and heard, or the `Line` finds a place free                   WOKEN
-    COMING   woken after two seconds, and nobody listens                         UNHEARD
+    COMING   woken two seconds or more after the refusal, and nobody listens     UNHEARD
     COMING   the owner asks, and gets the lock                                   SERVED
     COMING   the owner ends or is broken, or the turn expires                    GONE
     WAITING  woken and heard, or the `Line` finds a place free                   WOKEN
@@ -38,7 +38,7 @@ What leads from one state to another:
     UNHEARD  the owner asks, and gets the lock                                   SERVED
     UNHEARD  the owner ends or is broken, the turn expires, or the line is full  GONE
 
-If the store has lost a turn, it begins again at its old rank.
+If the store has lost a turn, the owner's next request makes it again, at its old rank.
 """
 
 import socket
@@ -63,7 +63,8 @@ _AT_ONCE = 0.25
 _SHORTEST = 0.01
 # The timeout of a socket is at most 24 days.
 _LONGEST_SLEEP = 3600.0
-# Seconds that a waiter waits for its subscription before it asks. Otherwise a release in between would wake nobody.
+# A waiter asks once its subscription stands, at the latest after these seconds. A waiter that asked earlier could miss
+# the wake-up of a release.
 _LISTENS_WITHIN = 2.0
 
 
@@ -89,7 +90,7 @@ class InLine:
         return True
 
     def is_expected(self) -> bool:
-        """Whether another run of this worker is about to take the free place."""
+        """Whether a run that this worker has just sent to the pool will take the free place."""
         return False
 
 
@@ -97,7 +98,8 @@ class InLine:
 class _OfOneLock:
     by_channel: dict[str, list[InLine]] = field(default_factory=dict)  # two deliveries of a message share a channel
     looks_at: float = float("inf")
-    # When new messages first found a place free. They have no turns, so no script wakes them.
+    # When each new message first found a place free. No script wakes a message that has no turn, so the `Line` looks
+    # again soon.
     found_free: dict[InLine, float] = field(default_factory=dict)
 
     @property
@@ -210,7 +212,7 @@ class Line(Background):
         try:
             pause = self._act_on(one.store.look(one.claim), one, lock)
         except SingletonLockError:
-            # New messages have no turn to lose, and their runs report the error if it persists.
+            # New messages lose no turn if they go to the pool. There, their runs report the error if it persists.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
@@ -239,8 +241,8 @@ class Line(Background):
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # The free place is gone, so the next new message looks, too, and takes a turn. Do not use `lock.first`, which
-        # may walk over all messages.
+        # No place is free now, so let the next new message look and take a turn, too. `lock.first` would find that
+        # message, but may walk over all messages.
         for each in islice(lock.found_free, 1):
             self.put(partial(self._look, each))
 

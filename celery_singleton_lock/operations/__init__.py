@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LockState
 
 _LOOK_AGAIN = 0.2  # seconds
-# A lease renewed in time has at least 2/3 of its TTL left. Half of that is the third in which the next renewal comes.
+# The next renewal comes within 1/3 of the TTL. At least 2/3 of the TTL is left, so half of the rest is enough.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0  # seconds for a run to end after `LockLost`
 
@@ -30,7 +30,7 @@ class Plan:
     """What a break is to end in one lock, or has ended."""
 
     key: str
-    name: str | None = None  # of one call or `Lock`; None: the whole lock, but no turn whose process is alive
+    name: str | None = None  # task id, or hostname:pid; None: everything but the turns of living processes
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()  # some of `queued`, `next`, `cooldown` and `turns`
     turns: Sequence[Holder] = ()
@@ -62,7 +62,7 @@ class Plan:
             risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
             lines += [risk] if force else []
         if self.dropped:
-            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, only those of dead processes)"
+            of_dead = "" if self.name or not self.turns else f" ({len(self.turns)}; those of living processes stay)"
             lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
         return "\n".join(lines)
 
@@ -78,7 +78,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(plan.key, plan.name)
         for turn in plan.turns:
-            # A living call gets its position back, because its message carries its rank.
+            # The message of a living call carries the time of its turn (`rank`), so the call gets its position back.
             locks.store.release(Claim(plan.key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(plan.key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]

@@ -252,7 +252,10 @@ def web(obj: Any, bind: str) -> None:
 def _show_lock(locks: rows.Locks, survey: LockState, *, is_json: bool) -> None:
     tasks = rows.tasks_by_lock(locks.app).get(lock_name_of(survey.key))
     found = locks.rows([survey], with_turns=True)
-    limit = int(tasks[0].lock_options.limit) if tasks else None
+    limit = None
+    # A task with a wrong option must not hide its locks.
+    with suppress(ConfigurationError):
+        limit = int(tasks[0].lock_options.limit) if tasks else None
     if is_json:
         quiet_for = [round(row.about.expires_in, 3) for row in found if row.state == "cooldown"]
         known = {
@@ -298,7 +301,7 @@ def _break_marks(locks: rows.Locks, pattern: str, *, dry_run: bool, yes: bool, i
 
     notice, code = text("to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
-        # Show when each call is due: a call with a countdown is not lost.
+        # Show due times. Otherwise the operator would take a call that waits for its countdown for lost.
         found = locks.rows({row.lock.key: row.lock for row in marks}.values())
         click.echo(rows.table([row.cells for row in found if row.about.is_queued_or_next], is_wide=True))
     if marks and not dry_run:

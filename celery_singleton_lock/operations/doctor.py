@@ -33,7 +33,7 @@ _FEW_SLOTS = 4
 _LONG_TTL = 600.0  # seconds
 _QUEUED_LONG = 60.0  # seconds
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
-_CLOCK_WRONG = "ages, and the slots of a beat, are wrong by as much, but no lease is; check the time services of both"
+_CLOCK_WRONG = "leases are right, but ages and a beat's slots are wrong by as much; check the time services of both"
 _PREVENTED = "not checked, because of the fault above"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
@@ -47,12 +47,12 @@ _OF_ANOTHER = (
     "singleton_lock_prefix and store: give each deployment its own prefix. Or the run died a moment ago"
 )
 _ELSEWHERE = (
-    "has another store or another singleton_lock_prefix than this command, so its tasks do not exclude runs with the "
-    "settings of this command; give all processes the same singleton_lock_url and singleton_lock_prefix"
+    "has another store or another singleton_lock_prefix than this command, so its runs and runs with the settings "
+    "of this command can overlap; give all processes the same singleton_lock_url and singleton_lock_prefix"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-# If a lease's age plus `expires_in` is more than this number of TTLs, the lease was renewed. The sum is 1 before the
-# first renewal, and at least 4/3 afterwards.
+# A lease's age plus `expires_in`, in TTLs, is 1 before the first renewal, and at least 4/3 afterwards. This number
+# lies between the two.
 _RENEWED = 7 / 6
 _QUESTIONS = ("stats", "active", "active_queues", "singleton_store")
 _TO_CONNECT = 5.0  # seconds, to the broker
@@ -64,11 +64,11 @@ Found = tuple[bool | None, str]
 class Worker(NamedTuple):
     """The answers of one worker; None if one is missing."""
 
-    pool: str | None  # None if it is not one of Celery's: only the worker can check that, and does at its start
+    pool: str | None  # None for a pool that is not Celery's; the worker checks such a pool at its start
     slots: int
     queues: set[str] | None
     active: set[str] | None
-    store: dict[str, Any]  # a `problem`; or seconds by which the store's clock is `ahead`, and if it `sees` our lock
+    store: dict[str, Any]  # `problem`; or `ahead` (seconds of the store's clock) and `sees` (it finds our lock)
 
 
 def findings_table(findings: Iterable[Mapping[str, Any]]) -> str:
@@ -417,7 +417,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     # Celery masks settings by their names, and does not mask this one.
-    if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(app.conf.get("singleton_lock_url"))):
+    if re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", str(options.setting(app, "singleton_lock_url"))):
         texts.append(_PASSWORD)
     of_broker = app.conf.broker_transport_options or {}
     if of_broker.get("predefined_queues") and "visibility_timeout" not in of_broker:

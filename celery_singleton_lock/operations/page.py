@@ -38,10 +38,11 @@ _LONG_WAIT = 900.0  # seconds after which a call that waits is a fault, as in do
 
 
 class Look(Generic[T]):
-    """Calls *see* in one thread at a time. All requests share its answer, for at least *rest* seconds."""
+    """Runs *see* in a thread, never twice at once. All requests share the answer, for at least *rest* seconds."""
 
     last: T | None = None  # the last answer, however old
     took = 0.0  # seconds of the last look; 0 after an error
+    _began_at = 0.0
 
     def __init__(self, see: Callable[[], T], rest: float = 0.0) -> None:
         self._see = see
@@ -51,7 +52,7 @@ class Look(Generic[T]):
 
     def forget(self) -> None:
         self._answer: Future[T] | None = None
-        self._began_at = self._serves_until = self.took = 0.0
+        self._serves_until = self.took = 0.0
 
     def begin(self) -> "Future[T]":
         """The last answer, or the next one if the last is too old."""

@@ -42,8 +42,7 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # `StoreRefused` also ends here, although it is a `StoreError`, too. The store would refuse each retry, so
-        # `lock_on_store_error` does not apply.
+        # `lock_on_store_error` does not apply to `StoreRefused`: the store would refuse each retry.
         raise
     except StoreError as error:
         return _unanswered(run, error)
@@ -54,8 +53,7 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Do this first: `fate_of_joiner` may ask the store with this claim. A complete claim could take a turn, or become
-    # the successor.
+    # Complete the claim only after `fate_of_joiner`: its request must take no turn, and make this run no successor.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -85,8 +83,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # Wait, because `skip` and `raise` could lose work. A queued call may never come. A run whose call has
-        # ended will not do the work of a newer call.
+        # Wait if a skip or an error could lose work. If `is_early`, the call that goes before may never come. A holder
+        # whose call has ended does not do this call's work.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -112,7 +110,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # Callbacks of the last step lack the workflow's header, and may come before the mark ends. Know them by their root.
+    # A callback of the last step lacks the workflow's header, and may come before the mark ends. The queued call is the
+    # root of such a callback.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -120,8 +119,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy does not heed queued calls: its first delivery may have begun, and ended the mark of this call. With
-    # `rerun` and `replace` a copy heeds them, because `unmark` then reports only a newer call.
+    # A queued call must not refuse a copy. The first delivery may have ended the mark of this call, so that another
+    # call could be queued. With `rerun` and `replace` only a newer call refuses a run, so copies need no exception.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -193,7 +192,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # This may be a cancelled retry (see `_preempted`). Nobody else would end the marks of that retry.
+        # If this is a retry that `body.py` has cancelled, its marks would otherwise keep out later calls.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.
@@ -225,7 +224,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
-    # Never give up the newest call: others may have ended for it.
+    # Never give up a newest call: older calls may have ended for it.
     left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:

@@ -70,7 +70,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     try:
         current.set((*before, lease.weak))
         with run.interrupt:
-            # A loss before this point could interrupt nothing.
+            # If the lease was lost before the `with`, nothing has been interrupted.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)

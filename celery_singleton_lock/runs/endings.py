@@ -77,14 +77,14 @@ def store_revoked(task: Task, error: CallRevoked) -> None:
         task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if request.is_eager:
         return
-    # Celery's `mark_as_failure` would store no end for the tasks of a later group. If this result is ignored, it would
-    # store no end for any later step.
+    # Store an end for each later step, or its caller would wait for ever. Celery's `mark_as_failure` leaves out the
+    # tasks of a group, and leaves out all steps if this result is ignored.
     for signature, is_member in tasks_in(request.chain or ()):
         options = signature.get("options") or {}
         step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        # A chord around the chain waits for this step. A chord inside the chain never begins, and counts no members.
+        # A chord around the chain waits for this step. A chord inside the chain never begins: skip its members.
         if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
@@ -116,7 +116,7 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    # An item of a map has no result of its own, and a turn does not tell whether its call is an item. The result of an
+    # An item of a map has no result of its own. A turn does not tell whether its call is an item. The result of an
     # ended call may be deleted.
     if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
@@ -125,7 +125,7 @@ def has_result(task: Task, holder: Holder) -> bool:
 
 
 def why_unreadable(task: Any) -> str:
-    """Why only the caller, or nobody, can read the task's results; empty if every process can."""
+    """Why not every process can read the task's results; empty if every process can."""
     if isinstance(task.backend, DisabledBackend):
         return "there is no result backend; set app.conf.result_backend"
     if isinstance(task.backend, RPCBackend):
@@ -134,15 +134,20 @@ def why_unreadable(task: Any) -> str:
 
 
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, unless it cannot be read, or is older than *since*, in microseconds."""
+    """As `read_final_result`; None also if the backend raises an error."""
+    # Whatever a backend raises.
+    with suppress(Exception):
+        return read_final_result(task, task_id, since)
+    return None
+
+
+def read_final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
+    """The stored end of the call, unless it is older than *since*, in microseconds. A backend may raise any error."""
     if why_unreadable(task):
         return None
-    try:
-        # A cache may have the end of an earlier call with this id.
-        kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
-        is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
-    except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)
-        return None
+    # A cache may have the end of an earlier call with this id.
+    kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
+    is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
     return kept if is_its_own else None
 
 
@@ -286,7 +291,7 @@ def look_after_workflows() -> None:
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
-    """End the marks of a call whose message was discarded. Foreign headers may raise any error."""
+    """End the marks of a call whose message was discarded. A malformed message may make this raise any error."""
     end_workflows(app, headers["id"], headers)
     notes = Notes.of(headers, headers["id"])
     if notes.key and notes.left_something:

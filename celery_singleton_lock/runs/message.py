@@ -68,7 +68,7 @@ class Notes:
     refused_at: int = 0  # the first refusal, by the store's clock
     is_copy: bool = False
     joins: str = ""  # the task id of the joined run
-    joins_fence: int = 0  # of the joined run; a lower bound until that run begins
+    joins_fence: int = 0  # the joined run's fence; a smaller number until that run begins
     joins_since: int = 0  # older results of the joined task id do not count
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
@@ -99,7 +99,7 @@ class Notes:
         Raises:
             ConfigurationError: The header has not our form.
         """
-        # Without `__init__`, unset fields keep the class's defaults.
+        # Without `__init__`, which would cost time: a field that is not set has the class's default.
         notes = cls.__new__(cls)
         written = headers.get(HEADER) if headers else None
         if type(written) is int:
@@ -144,7 +144,7 @@ def _checked(written: Any) -> dict[str, Any]:
         # A serializer may turn a tuple into a list.
         if type(origin := notes.get("origin")) is list and list(map(type, origin)) == _TYPES_IN_ORIGIN:
             notes["origin"] = Origin(*origin)
-        # An unknown note must not hide a method.
+        # A note with the name of a method is not ours: it would hide that method.
         known = {name: value for name, value in notes.items() if name in _TYPES or hasattr(Notes, str(name))}
         if all(type(value) is _TYPES.get(name) for name, value in known.items()):
             return notes
@@ -176,7 +176,7 @@ class Delivery(NamedTuple):
     """What the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # When the main process received the message, on `clock()`. Infinite without a worker: `is_long_here` is then False.
+    # When the main process received the message, on `clock()`. If unknown, infinite: `is_long_here` is then False.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -189,7 +189,7 @@ class RequestState:
 
     # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
-    # In eager mode, a later attempt runs inside the body of the first. This is the run whose lease it uses.
+    # If an eager call continues a run inside that run's body (`retry()`, `replace()`), and uses its lease: that run.
     origin: Origin | None = None
     # A pool may use one request object for several runs, one after the other.
     request_id: str | None = None
@@ -307,7 +307,10 @@ def has_copies(request: Context, notes: Notes, delivery: Delivery, options: Lock
 
 
 def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """Whether the broker may have delivered the message again; with *late*, or may before it is acknowledged."""
+    """Whether the visibility timeout is nearly over, so that the broker may have delivered the message again.
+
+    With *late*, also whether the timeout may end before the acknowledgement.
+    """
     timeout = options.visibility_timeout
     age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)
@@ -315,7 +318,7 @@ def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False
 
 @cache
 def stores_retry_once(kind: Any) -> Callable[..., Any]:
-    """Patch this kind of backend: Celery stores no second RETRY for a run. Return the former `mark_as_retry`."""
+    """Patch a backend class: Celery must store only one RETRY for a run. Return the unpatched `mark_as_retry`."""
     mark_as_retry: Callable[..., Any] = kind.mark_as_retry
 
     def once(backend: Any, *args: Any, **kwargs: Any) -> Any:
@@ -381,7 +384,7 @@ def publish_again(run: "Run", delay: float, **notes: Any) -> Any:
 
 
 def _as_it_came(run: "Run") -> dict[str, Any]:
-    """Options of the message that Celery would not copy, and that the task may not choose again."""
+    """Options of the message that Celery does not copy, and would choose anew."""
     request = run.request
     serializer = registry.type_to_name.get(run.delivery.content_type)
     # Celery 5.4 forgets `ignore_result`.

@@ -13,7 +13,14 @@ from celery.exceptions import Ignore, Retry
 from celery_singleton_lock.definition.options import LockOptions, OnConflict, broker_delays, option_of
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.log import log
-from celery_singleton_lock.runs.endings import Ended, final_result, has_result, until_expired, why_unreadable
+from celery_singleton_lock.runs.endings import (
+    Ended,
+    final_result,
+    has_result,
+    read_final_result,
+    until_expired,
+    why_unreadable,
+)
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Holder, HolderState, Succession
@@ -44,7 +51,10 @@ class Policy:
     takes_turns: bool = False
 
     def for_call(self, notes: Notes) -> "Policy":
-        """`rerun` for a newest call, whatever its own policy says: others may have ended for it."""
+        """This policy, but `rerun` if this policy could drop the newest call.
+
+        Older calls may have ended for the newest call, and their work would be lost with it.
+        """
         return POLICIES["rerun"] if notes.newest and self.kind is None else self
 
     def complete(self, claim: Claim, options: LockOptions, notes: Notes, *, is_later_attempt: bool) -> None:
@@ -192,7 +202,14 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
         if holder.task_id == joins:
             return _joined(run, holder, **({} if holder.fence == notes.joins_fence else _joining(run, holder)))
     # Look only after the release: until then, the joined task id may have an earlier run's result.
-    kept = final_result(run.task, joins, notes.joins_since)
+    try:
+        kept = read_final_result(run.task, joins, notes.joins_since)
+        # A run that ends by `retry()` or `replace()` has stored its fence. A lower fence is an earlier run's.
+        goes_on = kept is None and 0 < notes.joins_fence <= _fence_told(run.task, joins)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+        # The result may be there, so the joined run is not taken for dead yet.
+        log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
+        kept, goes_on = None, True
     if kept is not None:
         result = kept.get("result")
         if kept["status"] == states.SUCCESS:
@@ -201,8 +218,6 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
             text = f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked"
             return run.revoked(text, "joined", joins)
         return None if isinstance(result, WorkerLostError) else Ended(error=result)
-    # A joined run that goes on by `retry()` or `replace()` has stored its fence, and gets more time.
-    goes_on = 0 < notes.joins_fence <= _fence_told(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     free_since = notes.free_since or state.at
     is_patient = state.at - free_since < patience * 1_000_000
@@ -236,10 +251,10 @@ def telling_joiners(run: "Run") -> Iterator[None]:
 
 def _tell_joiners(run: "Run") -> None:
     if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Not under the call's own id: there, the last task of `replace()` would overwrite the fence.
+        # Not under the call's own id: a replacement's last task has that id, and its result would overwrite the fence.
         try:
             # Not SUCCESS: Celery would then refuse to store the fence of a later run.
-            run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
+            run.task.backend.store_result(_id_for_fence(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             log.warning("lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
@@ -255,9 +270,9 @@ def _may_be_joined(task: Task) -> bool:
 
 def _fence_told(task: Task, task_id: str) -> int:
     # A cache may have the fence of an earlier run.
-    word = task.backend.get_task_meta(_word_of(task_id), cache=False)
-    return int(word["result"] or 0) if word["status"] == states.STARTED else 0
+    kept = task.backend.get_task_meta(_id_for_fence(task_id), cache=False)
+    return int(kept["result"] or 0) if kept["status"] == states.STARTED else 0
 
 
-def _word_of(task_id: str) -> str:
+def _id_for_fence(task_id: str) -> str:
     return f"{task_id}-handed-on"

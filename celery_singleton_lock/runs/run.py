@@ -70,7 +70,7 @@ def claim_of(options: LockOptions, notes: Notes, key: str, token: str, task_id: 
 
 
 def is_later_attempt(request: Context, notes: Notes) -> bool:
-    """A body, which may not have ended yet, has published the call by `retry()` or `replace()`."""
+    """Whether a body has published the call by `retry()` or `replace()`. That body may still run."""
     return bool(
         request.retries
         # Later steps of a chain have `replaced_task_nesting`, too, but their `parent_id` is another task's.

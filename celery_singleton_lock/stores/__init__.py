@@ -31,8 +31,8 @@ def one_url(given: Any) -> str:
     if several or (isinstance(given, str) and _ANOTHER.search(given) and not given.startswith(_OF_SEVERAL)):
         raise ConfigurationError(
             "singleton_lock_url: several stores are not allowed, so give one URL. If a server may die, give "
-            f"sentinel:// and singleton_lock_replicas: see {DOCS}how-to/topologies/. A majority of independent masters "
-            "gives a lock to two holders as soon as one of them loses its data or has its clock set"
+            f"sentinel:// and singleton_lock_replicas: see {DOCS}how-to/topologies/. A list of independent masters "
+            "does not help: their majority gives a lock to two holders as soon as one loses data or its clock is set"
         )
     if not isinstance(given, str) or not given.strip():
         # Do not show the value, which may have a password.
@@ -54,7 +54,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         raise unreadable()
     if scheme == "memory":
         try:
-            from celery_singleton_lock.stores.memory import MemoryStore  # noqa: PLC0415 (of an extra)
+            from celery_singleton_lock.stores.memory import MemoryStore  # noqa: PLC0415 (needs an extra)
         except ImportError as error:
             raise extra_is_missing("memory://", error) from error
         return in_memory.get(url) or in_memory.setdefault(url, MemoryStore())

@@ -6,7 +6,7 @@ from functools import partial
 
 # Leases expire on the server while this machine is suspended, so the clock must count that time.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-_SMALLEST_STEP = 0.5  # seconds; a smaller difference may be delay
+_SMALLEST_STEP = 0.5  # seconds; a smaller step may be a gradual correction of the clock
 _WORST_RATE = 0.0001
 _COMPARE_EVERY = 1.0
 

@@ -27,7 +27,7 @@ class MemoryStore(Store):
     def __init__(self) -> None:
         super().__init__("memory://", {})
 
-    def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:  # noqa: ARG002 (there are none)
+    def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:  # noqa: ARG002 (memory:// has no options)
         self._server = Server()
         return OwnMemory(self._server, self._refuse_a_copy)
 

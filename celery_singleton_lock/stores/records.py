@@ -15,8 +15,9 @@ ACQUIRE_BOUND = 5.0  # seconds
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-PublishMode = Literal["", "anyway", "over"]  # `anyway`: despite a cool-down. `over`: also despite a queued call.
-# Older calls end in favour of the newest call, so it must run. It is `queued` once marked, and `next` once requeued.
+PublishMode = Literal["", "anyway", "over"]  # `anyway` ignores a cool-down, `over` also a queued call.
+# Why a call counts as the newest: it was marked as `queued`, or requeued to run `next`. Empty: it does not count so.
+# The newest call must run. Otherwise nobody would do the work of the older calls that have ended for it.
 Newest = Literal["", "queued", "next"]
 
 
@@ -50,11 +51,11 @@ class Claim(Facts):
     ttl: float
     limit: int = 1  # places of the lock; 0 grants nothing
     min_hold: float = 0.0  # cool-down, counted from the grant
-    message: int = 0  # when this message was published; tells a retry from its first attempt; 0 if unknown
+    message: int = 0  # when this message was published; a retry keeps the task id, but is a new message; 0 if unknown
     may_be_copy: bool = False  # the store looks for another delivery of the message
     heeds_queued: bool = False  # leaves a free place to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # how long older calls end in favour of this call
+    supersedes_for: float = 0.0  # how long older calls may come; each must end, or it would run after this call
     newest: Newest = ""
     queued_for: float = 0.0  # how long the call stays queued if it is refused
     turn_for: float = 0.0  # how long the call has a turn if it is refused
@@ -133,7 +134,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"
     NEXT = "next"
     WAITING = "waiting"
-    ENDED = "ended"  # a run that has just ended, or a newer call that has begun
+    ENDED = "ended"  # a run that has just ended; or a newer call that has begun, and may still run
     UNREADABLE = "unreadable"  # the key is another program's, or damaged
 
 
@@ -171,7 +172,7 @@ class Holder:
     label: str | None = None
     ttl: float = 0.0
     keeps_result: bool = True  # others can read the result under the task id
-    call_ended: bool = False  # the next call may be published although this run goes on
+    call_ended: bool = False  # the call is over for Celery, so the next may be published, although this run may go on
     due_for: float = 0.0  # how long the mark lasts after the call is due; 0 stands for `lock_queue_ttl`
     queue: str | None = None
     is_unheard: bool = False  # nobody listens for the turn, so others are woken instead
@@ -222,11 +223,12 @@ class Conflict:
 
     key: str
     holders: tuple[Holder, ...]  # some holders, sorted by deadline; or calls that go before the caller
-    successor: str | None = None  # of a claim that `succeeds`: task id of the call that runs next, perhaps its own
+    # Task id of the call that runs next, if the claim has `succeeds`. If that is another call, the caller ends.
+    successor: str | None = None
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the caller's message
     rank: int = 0  # of the caller's turn; 0 without a turn
-    is_near: bool = True  # ask again in a few seconds, because a wake may get lost
+    is_near: bool = True  # near the front, or not in line: poll every few seconds, because a wake may get lost
     free_in: float = float("inf")  # seconds until a place is free if nobody renews
 
     @property
@@ -251,14 +253,14 @@ class Renewal(IntEnum):
     RENEWED = 1
     REPLACED = 2  # renewed, but a successor asks the holder to stop
     BROKEN = 4  # renewed, but a person asks the holder to stop
-    TAKEN = 0  # lost: another holder has the place
+    TAKEN = 0  # lost: another holder may have the place
     GONE = -1  # lost: nobody has the place
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
     marker: Marker
-    lost: LostReason | None = None  # why the lease was lost before, if known
+    lost: LostReason | None = None  # why the lease was lost before this release, if known
 
 
 RELEASED = Release("none")
@@ -281,7 +283,7 @@ class LockState:
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
         next: Task id of the call that runs next, or None.
-        waiters: `waiting` under its name in `show --json`.
+        waiters: The same number as `waiting`, under the name that `show --json` uses.
         cooldown_until: The end of the last cool-down, or None.
         problem: Why the key cannot be read, or None.
     """

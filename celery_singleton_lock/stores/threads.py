@@ -59,7 +59,7 @@ class DaemonThread:
 
     is_native = False  # a real thread, never a greenlet
     _running: object = None
-    _begun: object = ()  # not None, otherwise `ensure` would take the thread for started
+    _begun: object = ()  # not None like `_running`, otherwise `ensure` would never start a thread
     _begins_by = 0.0
     _step: Callable[[], bool]  # False if no work has come for `LINGERS`
     _has_work: Callable[[], bool]
@@ -71,7 +71,8 @@ class DaemonThread:
         try:
             self._begins_by = clock() + _LONGEST_START
             self._running = mark
-            # `threading.Thread.start` waits, and a signal handler that raises in this wait would cause another error.
+            # `threading.Thread.start` waits for the thread. A signal handler's exception in that wait could turn into
+            # another error.
             start = original("_thread", "start_new_thread") if self.is_native else _thread.start_new_thread
             start(self._live, (mark,))
         except BaseException:
@@ -80,8 +81,8 @@ class DaemonThread:
             raise
 
     def _live(self, mark: object) -> None:
-        # A new thread has its starter's id at first, so CPython may raise the starter's asynchronous exception here,
-        # before the `try`. A later call of `ensure` then starts another thread.
+        # At first, CPython gives a new thread the id of the thread that started it. An asynchronous exception for the
+        # starter may then be raised here, before the `try`. A later call of `ensure` then starts another thread.
         try:
             if self._running is mark:
                 self._begun = mark

@@ -100,7 +100,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 @contextmanager
 def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
-    # The last entry counts, and `disabled()` around this block must win.
+    # The last entry counts. Inside `disabled()`, insert first, so that the entry of `disabled()` stays last.
     at = len(settings.stores_of_locks) if options.Lockable.is_lockable else 0
     settings.stores_of_locks.insert(at, find)
     try:
@@ -247,7 +247,7 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 class _Unlimited(MemoryStore):
     def acquire(self, claim: Claim) -> Any:
-        # A claim on the whole lock takes a million places.
+        # Enough for many claims on the whole lock, each of which takes a million places.
         return super().acquire(replace(claim, limit=10**12))
 
 

@@ -45,7 +45,7 @@ _COUNTERS = {
     "taken_over": "Leases granted after the lease of another holder ran out without a release.",
     "holder_died": "Holders whose pool process died, or whose lease ran out without a release.",
     "unlocked": "Runs without a lease: those of until_executing, or with lock_on_store_error='run'.",
-    "unanswered": "Requests of runs and publishers that the store did not answer, or refused, by lock_on_store_error.",
+    "unanswered": "Requests of runs and publishers that the store refused or did not answer, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
 }
 _LABELS = {

@@ -211,8 +211,8 @@ def unanswered(scene: Scene) -> Seen:
 
 @situation("A lease is lost")
 def lost(scene: Scene) -> Seen:
-    """Redis has forgotten the lease (`expired`), has given it to another run (`taken`), or did not answer until its
-    deadline (`unreachable`). `lock_on_lost="abort"`, the default, has raised `LockLost` in the body.
+    """Redis has forgotten the lease (`expired`), may have given it to another run (`taken`), or did not answer until
+    its deadline (`unreachable`). `lock_on_lost="abort"`, the default, has raised `LockLost` in the body.
 
     Find out why: a failover, a flush, a process that was paused, a clock that was set. Another run may have begun.
     """

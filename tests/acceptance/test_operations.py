@@ -12,16 +12,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.bin.celery import celery
 from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner
 
-from celery_singleton_lock import LockLost
+from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance import app as tasks
 from tests.acceptance import combined_app as combined
-from tests.acceptance.conftest import APP, Operate
+from tests.acceptance.conftest import APP, Operate, invoked
 from tests.contract.asking import Waiter
 from tests.recorder import Recorder, numbers, overlaps
 from tests.servers import free_port
@@ -93,6 +94,7 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(oper
 
 COMMANDS = """
 import json, sys
+from celery import Celery
 from celery.bin.celery import celery
 for command in json.loads(sys.argv[1]):
     celery(command, standalone_mode=False)
@@ -133,6 +135,23 @@ def test_the_token_is_in_no_output(operate: Operate, store: Store) -> None:
     said += [operate("break", key, "--yes", "--wait", "0", *more, code=NO) for more in ([], ["--json"])]
 
     assert not any("secret" in done.output + done.stderr for done in said)
+
+
+def test_a_lock_is_shown_though_its_task_has_a_wrong_option(store: Store) -> None:
+    app = Celery("wrong", set_as_current=False)
+    app.conf.singleton_lock_url = store.address
+
+    @app.task(base=SingletonTask, name="wrong", lock_limit="3", shared=False)
+    def wrong() -> None: ...
+
+    with pytest.raises(ConfigurationError):
+        app.finalize()
+    key = "singleton:v3:{wrong:00}"
+    store.acquire(claim(key, "id-1"))
+
+    for command in (["list"], ["show", key], ["show", "id-1"]):
+        assert "id-1" in invoked(app, *command).stdout
+    assert json.loads(invoked(app, "show", key, "--json").stdout)["limit"] is None
 
 
 def test_all_about_a_lock_is_shown(operate: Operate, store: Store) -> None:

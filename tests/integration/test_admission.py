@@ -393,6 +393,30 @@ def test_a_copy_that_has_joined_leaves_nothing_whatever_policy_its_task_has_by_n
     assert (state.next, state.turns) == (None, ())
 
 
+def test_a_joiner_waits_while_the_result_backend_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.define(lock_on_conflict="join")
+    ends = world.is_held()
+    assert world.deliver(publish(world)) == "RETRY"
+    ends()
+    answers = world.app.backend.get_task_meta
+
+    def is_away(task_id: str, **cache: Any) -> Any:
+        if "the-holder" in task_id:
+            raise ConnectionError("the backend is away")
+        return answers(task_id, **cache)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.app.backend, "get_task_meta", is_away)
+        assert world.deliver(world.sent) == "RETRY"
+        # For longer than a living run needs to store its result.
+        time.sleep(2)
+        assert world.deliver(world.sent) == "RETRY"
+    world.app.backend.store_result("the-holder", "of the holder", states.SUCCESS)
+
+    assert world.deliver(world.sent) == "SUCCESS"
+    assert (world.result.get(), world.ran) == ("of the holder", [])
+
+
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "join", "rerun", "replace"])
 def test_a_turn_ends_with_its_message_whatever_policy_its_task_has_by_now(world: World, policy: str) -> None:
     world.define(lock_on_conflict="reschedule")

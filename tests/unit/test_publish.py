@@ -144,7 +144,7 @@ def test_a_newest_call_that_expires_before_it_is_due_is_queued_until_then() -> N
     [
         ("held", "is held by task_id=a; its lease"),
         ("cooldown", "cool-down of task_id=a"),
-        ("queued", "task_id=a .*queued"),
+        ("queued", "task_id=a, which is queued"),
     ],
 )
 def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(

@@ -123,7 +123,7 @@ def none_of(
 ) -> NotUsable:
     lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
-    # A single refusal may be the fault of that server.
+    # Give advice only if every server refuses. A single refusal may be the fault of that server.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 
 

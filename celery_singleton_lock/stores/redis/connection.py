@@ -40,15 +40,15 @@ OURS: dict[str, Any] = {
     # Another program's key may be no UTF-8, and would fail the whole reply.
     "encoding_errors": "surrogateescape",
     "protocol": 2,
-    # With None, redis-py does not send its name and version, in two round trips of each new connection.
+    # None: otherwise redis-py would send its name and version, which costs two round trips on each new connection.
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }
-"""Users cannot set these arguments, because the bounds rest on them."""
+"""Users cannot set these arguments. Otherwise requests could take too long, or replies could not be read."""
 
 _DATABASE = re.compile(r"(-?[0-9]+)?")
 _LONGEST_WAIT = 0.5  # seconds for WAIT; must be less than `REPLY_TIMEOUT`
 _LEAST_FOR_REPLY = 0.25
-_USUAL_REPLY = 448  # bytes; Python allocates objects of more than 512 more slowly
+_USUAL_REPLY = 448  # bytes; Python allocates an object more slowly if it has more than 512 bytes
 _LARGE_REPLY = 65536  # bytes
 
 Address = tuple[str, int]
@@ -96,7 +96,7 @@ class Link:
         refusal = None
         for _ in commands:
             left = until - clock()
-            # If no time is left, this process was paused, and the reply may have come.
+            # No time is left if this process was paused. Look for the reply all the same, because it may have come.
             if left < REPLY_TIMEOUT and not self.connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                 raise exceptions.TimeoutError("no reply in time")
             try:
@@ -133,7 +133,7 @@ class Connections:
         self._idle = deque[Link](maxlen=0 if is_of_one_thread else None)
         self._pid = getpid()
 
-    def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
+    def call(self, key: str, commands: Sequence[bytes], until: float) -> list[Any]:  # noqa: ARG002 (`Cluster` uses it)
         """*until* is a deadline on `clock()`."""
         if self._pid != getpid():
             # After a fork, the sockets are the parent's.
@@ -167,8 +167,8 @@ class Connections:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # WAIT considers only the writes of its own connection. So acquire.lua and renew.lua write again when they
-            # are repeated, otherwise WAIT would count replicas that lack the lease. A timeout of 0 would mean for ever.
+            # WAIT looks only at the writes of its own connection. So a repeated acquire.lua or renew.lua writes again,
+            # otherwise WAIT would count replicas that lack the lease. With a timeout of 0, WAIT would wait for ever.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
@@ -182,7 +182,8 @@ class Connections:
         *others, acknowledged = replies
         if acknowledged < replicas:
             raise exceptions.ConnectionError(
-                f"acknowledged by {acknowledged} of its replicas, but singleton_lock_replicas={replicas}"
+                f"what this server wrote is acknowledged by {acknowledged} of its replicas, but "
+                f"singleton_lock_replicas={replicas}"
             )
         return others
 
@@ -211,13 +212,13 @@ class Connections:
             raise
         return connection
 
-    def part_of(self, key: str) -> Part:  # noqa: ARG002 (of a cluster)
+    def part_of(self, key: str) -> Part:  # noqa: ARG002 (`Cluster` uses it)
         return self.part
 
-    def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
+    def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (`Cluster` uses it)
         return self
 
-    def to_masters(self, bound: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
+    def to_masters(self, bound: float) -> Sequence["Connections"]:  # noqa: ARG002 (`Cluster` uses it)
         return [self]
 
     def tell_of_move(self, before: Address, after: Address | None) -> None:
@@ -249,7 +250,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
         database = arguments.get("db") or 0
         if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, is not the number of a database")
-        # As a number it could crash Python: see `encoding.milliseconds`.
+        # Text, because a number could crash Python: see `encoding.milliseconds`.
         arguments["db"] = str(database) if int(database) else 0
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
@@ -269,7 +270,7 @@ class _Provider(CredentialProvider):
         try:
             return tuple(self._provider.get_credentials())
         except Exception as error:
-            # Without advice the request is retried, because the source of the credentials may only be down.
+            # Give no advice, so that the request is retried: the source of the credentials may be down for a moment.
             raise NotUsable(f"credential_provider has failed with {type(error).__name__}") from error
 
 
@@ -277,7 +278,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
     if has_tls:
         # With None, OpenSSL would ask for the password on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
-        # As redis-py does since 6.0.
+        # If the certificate is checked, check its host name, too, as redis-py does since 6.0.
         is_checked = arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
         arguments.setdefault("ssl_check_hostname", is_checked)
     provider = arguments.pop("credential_provider", None)
@@ -313,7 +314,7 @@ def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[Addre
             hosts.append((host, arguments.pop("port", port)))
             said = {**arguments, **said}
     except ValueError:
-        form = f"{example}, with semicolons between hosts of one scheme, and any user:password@ before the first"
+        form = f"{example}, all hosts of one scheme, separated by semicolons, with any user:password@ before the first"
         raise unreadable(form) from None
     return list(dict.fromkeys(hosts)), said
 

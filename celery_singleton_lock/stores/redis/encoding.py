@@ -31,7 +31,8 @@ class Script:
     """A Lua script, called by its digest.
 
     `-- @argument NAME` makes the next argument a local. Callers may leave out the last ones. `-- @include NAME` inserts
-    `lua/parts/NAME.lua`. Include parts after the fast path, which would otherwise define their functions for nothing.
+    `lua/parts/NAME.lua`. Include parts after the fast path. Otherwise the fast path would define their functions, which
+    it does not use.
     """
 
     def __init__(self, verb: str, publish: str = "PUBLISH") -> None:
@@ -40,10 +41,10 @@ class Script:
         locals_ = [f"local {name} = ARGV[{number}]\n" for number, name in enumerate(_ARGUMENT.findall(text), 1)]
         self.text: str = "".join([*locals_, text.replace("'PUBLISH'", f"'{publish}'")])
         self.digest: str = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        # Without the number of words (`*5`) in front.
+        # Cut off the number of words (`*2`), because a whole command has more words.
         self.by_digest: bytes = packed("EVALSHA", self.digest)[4:]
         self.by_text: bytes = packed("EVAL", self.text)[4:]
-        self.about_a_key: str = f"{self.by_digest.decode()}$1\r\n1\r\n"
+        self.for_one_key: str = f"{self.by_digest.decode()}$1\r\n1\r\n"
 
     @cached_property
     def sharded(self) -> "Script":
@@ -77,7 +78,7 @@ def packed_acquire(claim: Claim, *, looks: bool = False) -> bytes:
         return ACQUIRE.on(key, token, grant, words, task_id, hostname, name)
     # Faster than `packed`, but right only in ASCII, where each character is one byte.
     command = (
-        f"*9\r\n{ACQUIRE.about_a_key}${len(key)}\r\n{key}\r\n${len(token)}\r\n{token}\r\n${len(grant)}\r\n{grant}\r\n"
+        f"*9\r\n{ACQUIRE.for_one_key}${len(key)}\r\n{key}\r\n${len(token)}\r\n{token}\r\n${len(grant)}\r\n{grant}\r\n"
         f"${len(words)}\r\n{words}\r\n${len(task_id)}\r\n{task_id}\r\n${len(hostname)}\r\n{hostname}\r\n"
     )
     return command.encode() if command.isascii() else ACQUIRE.on(key, token, grant, words, task_id, hostname)
@@ -129,7 +130,7 @@ def packed_release(claim: Claim, place: int | None, ending: records.Ending | Non
         words += " is_due"
     marker = records.marker_of(claim.task_id, claim.message)
     command = (
-        f"*7\r\n{RELEASE.about_a_key}${len(key)}\r\n{key}\r\n${len(token)}\r\n{token}\r\n"
+        f"*7\r\n{RELEASE.for_one_key}${len(key)}\r\n{key}\r\n${len(token)}\r\n{token}\r\n"
         f"${len(words)}\r\n{words}\r\n${len(marker)}\r\n{marker}\r\n"
     )
     return command.encode() if command.isascii() else RELEASE.on(key, token, words, marker)
@@ -177,7 +178,8 @@ def _holder(
         published, due_for, is_unheard, rank = numbers_in(grant, 4)
         known |= {"published": published, "due_for": due_for / 1000, "queue": hostname or None}
         known |= {"is_unheard": bool(is_unheard), "refused_at": rank}
-        # Of these calls, only a successor has a task name in the store. If empty, the name is the lock's.
+        # Of the calls without a lease, only a successor has a task name in the store. An empty name stands for the
+        # lock's name.
         known["task_name"] = task_name or (lock_name_of(key) if place == HolderState.NEXT else None)
         return Holder(key, token, HolderState(place), _moment(now), expires_in, **known)
     state = HolderState.COOLDOWN if token.startswith("~") else HolderState.HELD
@@ -190,7 +192,10 @@ def _holder(
 
 
 def numbers_in(value: str, known: int) -> list[int]:
-    """The first *known* numbers of a field, which another release may have written longer or shorter."""
+    """The first *known* numbers of a field, and 0 for each that is missing.
+
+    Another version of this library may have written more or fewer.
+    """
     numbers = list(map(int, value.split(" ")[:known]))
     return [*numbers, *[0] * (known - len(numbers))]
 

@@ -19,9 +19,9 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 _KEYS_PER_STEP = "250"  # one SCAN blocks the server for less than a millisecond
 _TRIAL_TTL = 1.0
-# Keys among which the self-test finds one for each master. A master with very few slots may be missed.
-_MOST_LIKE_IT = 200
-_OTHER_SLOTS = 20  # keys; one server of a cluster rarely has them all
+# The self-test looks through so many keys for one key of each master. It may miss a master with very few slots.
+_TRIAL_KEYS = 200
+_OTHER_SLOTS = 20  # keys; a server of a cluster rarely has the slots of all these keys
 TRIAL = "trial-"  # begins the digest of a self-test's key, which is never listed
 _OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
@@ -100,7 +100,7 @@ class Inventory:
 
     def _test_masters(self, key: str, until: float) -> None:
         masters = set(self._servers.to_masters(until - clock()))
-        for like_it in (key, *_keys_like(key, _MOST_LIKE_IT)):
+        for like_it in (key, *_keys_like(key, _TRIAL_KEYS)):
             master = self._servers.at_owner_of(like_it, until)
             if master in masters:
                 masters.remove(master)
@@ -114,7 +114,7 @@ class Inventory:
         releases = [(each.key, encoding.packed_release(each, None, None)) for each in (*holders, waiter)]
         subscription = self._servers.at_owner_of(key, until).listen(waiter.channel, until)
         try:
-            # The key's own part names the key's server in an error.
+            # Use `part_of` the key, so that an error names the server of the key.
             tried = partial(self._servers.call, key, self._commands_on(key))
             self._store.servers.part_of(key).persist(tried, until - clock())
             self._servers.run(encoding.ACQUIRE, acquires, until, self._store.replicas)
@@ -128,7 +128,10 @@ class Inventory:
             subscription.disconnect()
 
     def _commands_on(self, key: str) -> list[bytes]:
-        """The commands of scripts and clients, each alone, because a script's error would not name a missing right."""
+        """All commands that scripts and clients use, sent without a script.
+
+        Otherwise an error could be the script's, which does not name the missing right.
+        """
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [packed(name, key, *arguments) for name, *arguments in map(str.split, commands)]

@@ -90,7 +90,7 @@ class Listener(DaemonThread):
         self._untold = deque[Callable[[], None]]()
 
     def add(self, channel: str, heard: Callable[[str], None]) -> None:
-        """Call *heard* with each message, `LISTENING` and `DEAF`, perhaps several times.
+        """Call *heard* with each message, and with `LISTENING` and `DEAF`. The same word may come more than once.
 
         *heard* runs in a real thread, even among greenlets, and must not block. At `LISTENING`, earlier messages may
         have been missed, so the waiter must ask the store.
@@ -101,7 +101,8 @@ class Listener(DaemonThread):
     def remove(self, channel: str, *, at_once: bool = True) -> None:
         """Stop calling *heard*, which may still be running.
 
-        *at_once* wakes a thread that competes for the GIL, and is not needed if no message can come.
+        *at_once* wakes the thread to unsubscribe, and that thread competes with the caller for the GIL. Without
+        *at_once*, the thread unsubscribes later, which is enough if no message can come.
         """
         if self._heard.pop(channel, None) is not None:
             if at_once:
@@ -210,7 +211,8 @@ class Listener(DaemonThread):
             except exceptions.ResponseError as error:
                 word, channel = wire.asked.popleft() if wire.asked else ("", "")
                 if word != wire.server.subscribe.lower():
-                    # Raise to close the connection, which would keep its subscription after a refused UNSUBSCRIBE.
+                    # Raise, so that the connection is closed. Otherwise the subscription would outlive the refused
+                    # UNSUBSCRIBE.
                     raise
                 self._refused(wire, channel, error)
                 continue

@@ -100,7 +100,7 @@ class SentinelConnections(Connections):
             else:
                 states.append(state)
                 others, least = state["num-other-sentinels"], self._sentinels.min_other_sentinels
-                few = f"it knows of {others} others, and min_other_sentinels={least}"
+                few = f"it knows of {others} other sentinels, but min_other_sentinels={least}"
                 is_down = state["is_sdown"] or state["is_odown"]
                 answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
 
@@ -119,7 +119,7 @@ class SentinelConnections(Connections):
             return self._known
         is_silence = not states and not any(map(advise, answers.values()))
         if is_silence and self._known is not None:
-            # Stay with the known master while all sentinels are silent. Once demoted, it refuses writes.
+            # While all sentinels are silent, stay with the known master. A demoted master refuses writes.
             return self._known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 

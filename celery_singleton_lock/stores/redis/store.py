@@ -115,7 +115,10 @@ class Store:
         return encoding.position_in(reply) if reply[0] == "looked" else encoding.answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[records.Renewal]:
-        """Extend the lease of each claim, unless another holder may have had its place."""
+        """Extend the lease of each claim, even if the lease has expired.
+
+        A lease is lost instead if another holder may have had its place meanwhile.
+        """
         if not claims:
             return []
         part = self.servers.part_of(claims[0].key)
@@ -129,8 +132,8 @@ class Store:
         try:
             return inputs, self.servers.run(encoding.RENEW, inputs, until, self.replicas)
         except exceptions.ResponseError as error:
-            # A plain URL may hide a cluster. Match the text, because redis-py before 6.0 has a class for this error
-            # only in its client for clusters.
+            # A plain URL may hide a cluster. Match the error's text: before redis-py 6.0, only the client for clusters
+            # has a class for this error.
             if "CROSSSLOT" not in problem_of(error).upper() or len(inputs) == len(claims):
                 raise
             self._renewals_per_script = 1
@@ -183,8 +186,8 @@ class Store:
         """Mark a call as queued for *seconds*, or return the call or run in its way.
 
         With *limit* 0, no run is in its way. No other call of the key is published for *cooldown* seconds. A *newest*
-        call supersedes a queued call that was published earlier. A series of newest calls can postpone the work until
-        *within* seconds after the first was published.
+        call supersedes a queued call that was published earlier. In a series of newest calls, the last is due at most
+        *within* seconds after the first was published. Otherwise the series could postpone the work for ever.
         """
         words = f"limit={limit}{f' sent={sent}' if sent else ''}{' newest' if newest else ''}"
         if within is not None:
@@ -208,7 +211,8 @@ class Store:
         """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
-        queued call is a conflict, and nothing ends. With a *claim* by `rerun` or `replace`, only newer calls conflict.
+        queued call is a conflict. If *claim* has `succeeds`, the conflict is a newer call instead, with or without
+        *heeds*. After a conflict nothing has ended.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
@@ -224,7 +228,7 @@ class Store:
         self.run(encoding.RELEASE, key, _NOBODY, words, marker)
 
     def change_slot(self, key: str, verb: records.SlotVerb, slot: records.Slot) -> bool:
-        """False if a later leader has come, the slot to claim was sent, or the entry to forget is unknown."""
+        """Returns False if a later beat leads. `claim` also refuses a sent slot, and `forget` an unknown entry."""
         facts = slot.entry, str(slot.due), str(slot.fence), str(slot.sent)
         arguments = [verb, *facts, milliseconds(_SLOTS_ARE_KEPT)]
         return bool(self.run(encoding.rare_script("claim_slot"), key, *arguments))

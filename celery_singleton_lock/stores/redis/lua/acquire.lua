@@ -3,7 +3,7 @@
 -- @argument token
 -- @argument grant           `<place>:` without its first two numbers, see parts/lock.lua
 -- @argument words           fields of a `Claim`; durations in milliseconds
---                           `message`: only with `Claim.may_be_copy`
+--                           `message`: only if the message may be a copy
 --                           `looks`: see `Store.look`
 -- @argument task_id         empty for a `Lock`
 -- @argument hostname
@@ -25,7 +25,7 @@
 -- @include time
 local key, ttl = KEYS[1], string.match(grant, '^%d+')
 local size = call('HLEN', key)
--- A look takes no place, and its words begin with `looks`. A limit of 0 grants no place.
+-- Only words that begin with a limit above 0 may take a place: the words of a look begin with `looks`.
 if size == 0 and string.find(words, '^limit=[1-9]') then
   local fence = format('%d', now)
   -- This HSET comes first: a server out of memory refuses it, and the grant leaves nothing.
@@ -85,7 +85,7 @@ if publication then
   local marker = 'done:' .. task_id .. ':' .. publication
   local done_attempt, outcome, written_at = read_marker(key, marker)
   if attempt <= done_attempt and (outcome ~= 'ended' or now - written_at < RESULT_GRACE) then
-    -- Keeping an `ended` marker would restart its grace with each copy.
+    -- `keep_marker` would restart the grace of an `ended` marker, so copies of a dead run would never run.
     if outcome ~= 'ended' then
       keep_marker(key, marker)
     end
@@ -164,9 +164,8 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- Do not yield to a successor that the caller displaces: frequent calls would displace each other, and none would run.
--- Do not yield to a stranger if the caller is queued, has a turn, or waits in its process. The stranger may wait for that
--- mark or turn, or for the pool slot, and neither would run.
+-- The caller does not yield to an older successor: frequent calls would displace each other, and none would run.
+-- The caller does not yield to a stranger that may wait for the caller's mark, turn or pool slot: neither would run.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
   yield_to(successor)
@@ -337,8 +336,10 @@ local function overtakes(other)
   return turn.published < other.published and other.rank > now - ON_ITS_WAY
 end
 
--- With step -1, walks backward to a turn that the caller does not overtake; with step 1, forward to a turn that it does.
--- Returns the caller's ticket, just before that turn on the way; the turns passed; and whether there was such a turn.
+-- Finds the caller's ticket, on a walk from the ticket `at`:
+--   step -1  towards the front, to a turn that the caller does not overtake; the caller belongs right behind that turn
+--   step 1   towards the end, to a turn that the caller overtakes; the caller belongs right before that turn
+-- Returns the caller's ticket, the turns that the walk has passed, and whether the walk has met such a turn.
 local function search_from(at, step)
   local on_the_way, stop = {}, at + LONGEST_WALK * step
   while at ~= stop and at >= line.first and at <= line.last do

@@ -1,6 +1,6 @@
 -- Claim a slot of a beat's entry, note that the slot was sent, or forget the entry.
 --
--- KEYS[1]  hash of each entry's last slot: `<due> <fence> <sent>`. The entry `\31<hostname>:<pid>` stands for a leader.
+-- KEYS[1]  hash of each entry's last slot: `<due> <fence> <sent>`. The entry of a leader is `\31<hostname>:<pid>`.
 -- @argument verb   `claim`, `note` or `forget`
 -- @argument entry
 -- @argument due    microseconds

@@ -82,8 +82,8 @@ if options.newest and older_until > 0 then
     sooner = math.max(0, now + options.due_in * 1000 - math.max(now, first_published + options.within * 1000))
   end
 end
--- Without `due_for`, the mark ends `lock_queue_ttl` after the due time, so the mark ends sooner, too.
--- With `due_for`, the mark ends when the message expires, and that moment stays.
+-- A mark without `due_for` ends `lock_queue_ttl` after the due time, which is now `sooner` earlier.
+-- A mark with `due_for` ends when the message expires, whenever the call is due.
 set_mark('queued', lasts - (mark_in(mark).due_for == 0 and math.floor(sooner / 1000) or 0), task_and_about)
 if cooldown ~= '0' and not others_cooldown then
   set_mark('cooldown', cooldown, task_id)

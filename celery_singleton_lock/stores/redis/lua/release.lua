@@ -1,7 +1,7 @@
 -- Give back a place or a turn, and wake the next turns.
 --
 -- @argument token   `~` to only write the marker, or only wake turns
--- @argument words   `size`: number of fields of a hash with this holder alone; `place`, if known
+-- @argument words   `size`: number of fields if the hash has only this holder; `place`, if known
 --                   `min_hold`: milliseconds from the grant to the end of the cool-down
 --                   for the marker: `attempt`, and the fields of an `Ending`
 -- @argument marker  name of the field with the done marker

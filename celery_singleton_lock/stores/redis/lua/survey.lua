@@ -29,7 +29,7 @@ local function add_turns(from, stop)
 end
 
 if line then
-  -- Turns that will be woken get at least half of MOST_SHOWN, if there are so many.
+  -- Half of MOST_SHOWN is for UNHEARD turns, and half for the turns after them. Each kind may take what the other leaves.
   local unheard, others = line.front - line.first, line.last - line.front + 1
   local unheard_read = math.min(unheard, math.max(MOST_SHOWN / 2, MOST_SHOWN - others))
   local stop = math.min(line.last, line.front + MOST_SHOWN - unheard_read - 1)

@@ -36,9 +36,10 @@ end
 --   the successor               was published before the caller   was published later
 --   is coming                   older_yields                      newer_wins
 --   never came                  older_yields                      predecessor
---   has begun, is remembered    predecessor                       newer_wins if `newest` of the caller is set, else predecessor
+--   has begun, is remembered    predecessor                       newer_wins if the caller has `newest`, else predecessor
 --   has begun, is forgotten     none                              none
 --
+--   newest        set once a caller of this kind was marked or requeued
 --   newer_wins    the caller ends; a `replace` caller ends for a later `rerun` successor, too
 --   older_yields  the successor ends
 --   predecessor   the caller also supersedes what the successor superseded; otherwise older calls would run after newer ones
