@@ -234,10 +234,10 @@ def _lock_held(locks: Locks | None, timeout: float) -> Iterator[str]:
     if locks is None:
         yield ""
         return
-    claim = Claim(checks.trial_key(locks.app), new_token(), _longest_asking(timeout))
     try:
+        claim = Claim(checks.trial_key(locks.app), new_token(), _longest_asking(timeout))
         locks.store.acquire(claim)
-    except StoreError:
+    except (ConfigurationError, StoreError):
         yield ""
         return
     try:

@@ -327,6 +327,13 @@ def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     assert all(word in said for word in ("lock_name=['shop']", "ignore_result", "singleton_lock_ttl='30s'"))
 
 
+def test_a_lock_name_of_which_no_key_can_be_made_is_told_and_the_rest_is_checked(own: Server, app_of: AppOf) -> None:
+    diagnosis = examined(app_of(own.url, lock_name="x" * 201), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong, diagnosis.unseen) == (NO, ["locking", "tasks"], ["workers"])
+    assert "lock_name='xxx" in diagnosis.of("tasks")[1]
+
+
 @pytest.fixture
 def threads(valkey: Server) -> Iterator[Worker]:
     """Its tasks were well when it began."""
