@@ -1,4 +1,7 @@
-"""Publishes calls. In a queue mode, a call is not sent if an equal call is queued, runs or cools down."""
+"""Publishes calls. In a queue mode, an equal call may keep a call from being sent.
+
+That call is queued, has begun a cool-down, or runs (in `until_executed`).
+"""
 
 import os
 import socket
@@ -28,7 +31,7 @@ from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 # Seconds in which a silent store is not asked again.
 _MEMORY = 1.0
-# For each silent server: when to ask it again, and the arguments of the `StoreError` to raise until then.
+# For each silent server: when to ask it again, and the arguments of the `StoreError` to report until then.
 _silences: WeakKeyDictionary[Hashable, tuple[float, str, str]] = WeakKeyDictionary()
 
 # Somebody waits for a call with one of these options: it is in a canvas, has callbacks, or is a retry.
@@ -51,7 +54,8 @@ def _known_of(
 ) -> tuple[message.Notes, str | None, Run | None]:
     """The call's notes so far; its key if known; and, if a body publishes its own retry, the run of that body.
 
-    A retried or requeued call keeps its key. Otherwise serialised arguments, or a deploy, could make another key.
+    A requeued call, or a retry with the same arguments, keeps its key. Otherwise serialised arguments, or a deploy,
+    could make another key.
     """
     task_id = options.get("task_id")
     run = message.run_of(task.request) if options.get("retries") else None
@@ -85,7 +89,7 @@ def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
         task._leaves_its_key  # noqa: SLF001 (ours)
         and are_plain(args or ())
         and (not kwargs or are_plain(kwargs.values()))
-        # Only `retry` and `replace` set an origin, and they always pass options.
+        # Only `replace` sets an origin, and it always passes options.
         and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
@@ -111,7 +115,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
     if notes.tries or is_retry:
         send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
-    # Except in `until_executed`, a mark ends when the body begins, so a retry has none.
+    # A retry is marked only in `until_executed`. In other queue modes, a call counts as queued until its body begins.
     is_marked = wanted.mode == "until_executed" if is_retry else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A requeued call, which has `tries`, keeps its notes and its mark.
@@ -351,7 +355,7 @@ def _facts_of(task_id: str, label: str = "") -> Facts:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
-    """The `seconds`, `due_for` and `due_in` of `Store.mark_queued`.
+    """The `seconds`, `due_for` and `due_in` of `Store.mark_queued`, all in seconds.
 
     `due_for` is the time from the due time to `expires`, when the mark ends. It is 0 if `lock_queue_ttl` ends the mark
     earlier.

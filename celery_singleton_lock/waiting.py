@@ -62,7 +62,7 @@ class Waiting(InLine):
             return False
         self.request.report(conflict)
         # Wake the event loop, so that it raises RabbitMQ's prefetch count. Otherwise Celery would get no other message
-        # while this one waits.
+        # in place of this one.
         self.messages.ring()
         return True
 

@@ -87,7 +87,7 @@ class PendingRelease:
     give_up_at: float  # on `clock()`
     release: Callable[[], object]  # raises `StoreError` without an answer
     may_release: Callable[[], bool] = lambda: True
-    # Whether the acquire or mark got no answer. That request may arrive after the release, so the release is repeated.
+    # Whether an acquire or mark without an answer may arrive after the release. The release is then repeated.
     may_arrive: bool = False
 
     def __call__(self) -> None:

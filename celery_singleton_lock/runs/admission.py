@@ -42,7 +42,8 @@ def admit(run: Run) -> Phase | Ended:
         answer = run.lease.acquire()
         return RUNNING if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
-        # `lock_on_store_error` does not apply to `StoreRefused`: the store would refuse each retry.
+        # `StoreRefused` is a `StoreError`, too, but `lock_on_store_error` does not apply: the store would refuse each
+        # retry.
         raise
     except StoreError as error:
         return _unanswered(run, error)

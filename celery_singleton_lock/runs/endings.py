@@ -142,7 +142,10 @@ def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | N
 
 
 def read_final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
-    """The stored end of the call, unless it is older than *since*, in microseconds. A backend may raise any error."""
+    """The stored end of the call, unless it is unreadable, or older than *since*, in microseconds.
+
+    A backend may raise any error.
+    """
     if why_unreadable(task):
         return None
     # A cache may have the end of an earlier call with this id.

@@ -143,7 +143,7 @@ class Backoff(NamedTuple):
 
 
 REFUSED = Backoff(0.25, 2.0, is_patient=True)
-# For a successor, and for a copy whose first run has not ended.
+# For a successor, and for a copy while the other delivery runs, or has not stored its result.
 SOON = Backoff(0.25, 2.0)
 JOINED = Backoff(1.0, 1.0, is_patient=True)
 # `retry()` and `replace()` publish milliseconds before their body ends.
@@ -177,7 +177,7 @@ def fate_of_copy(run: "Run", answer: Conflict | Done) -> Refused:
         holder, expires_in = answer.first, answer.first.expires_in
     else:
         holder, expires_in = Holder.former(run.key, run.task_id, answer.attempt), _FOR_EVER
-        # `ended`: the result is not stored yet. If that process dies before it stores one, this delivery has to run.
+        # `ended`: the result is not stored yet. If the other run's process dies before that, this delivery has to run.
         if answer.outcome != "ended":
             return Refused("dropped", holder)
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.is_later_attempt
@@ -204,7 +204,7 @@ def fate_of_joiner(run: "Run") -> Ended | Refused | None:
     # Look only once the joined run has no lease: before, its task id may have the result of an earlier run.
     try:
         kept = read_final_result(run.task, joins, notes.joins_since)
-        # A joined run that goes on by `retry()` or `replace()` has stored its fence. A lower fence is of a run before.
+        # A joined run that goes on by `retry()` or `replace()` has stored its fence. A lower fence is an earlier run's.
         goes_on = kept is None and 0 < notes.joins_fence <= _fence_told(run.task, joins)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises)
         # The result may be there, so the joined run is not taken for dead yet.
@@ -228,7 +228,7 @@ def _joining(run: "Run", holder: Holder, at: int = 0) -> dict[str, Any]:
     joins = str(holder.task_id)
     # A result that is stored now is an earlier run's, and only a later result counts.
     since = holder.published if final_result(run.task, joins) else 0
-    # A run that has not begun has no fence yet. Its fence will be at least the store's time at its grant.
+    # A run that has not begun has no fence yet. Its fence will be at least *at*, the store's time now.
     fence = at if holder.goes_before else holder.fence
     return {"joins": joins, "joins_fence": fence, "joins_since": since, "free_since": 0}
 

@@ -164,7 +164,8 @@ local function yield_to(other)
   return #calls_before >= free and 'enough'
 end
 
--- The caller does not yield to an older successor: frequent calls would displace each other, and none would run.
+-- The caller does not yield to an older successor of its kind, which ends for it.
+-- Otherwise frequent calls would displace each other, and none would run.
 -- The caller does not yield to a stranger that may wait for the caller's mark, turn or pool slot: neither would run.
 local is_queued = queued and queued.task_id == task_id
 if relation == 'stranger' and not (is_queued or claim.waits_here or ticket) then
