@@ -175,7 +175,7 @@ class Holder:
     call_ended: bool = False  # the call is over for Celery, so the next may be published, although this run may go on
     due_for: float = 0.0  # how long the mark lasts after the call is due; 0 stands for `lock_queue_ttl`
     queue: str | None = None
-    is_unheard: bool = False  # nobody listens for the turn, so others are woken instead
+    is_unheard: bool = False  # nobody came when the turn was woken, so others are woken instead
     refused_at: int = 0  # when the turn's call was first refused
 
     @classmethod
@@ -278,7 +278,7 @@ class LockState:
         places: Holders and cool-downs, sorted by their ends.
         marks: The marks in force.
         waiting: The number of turns. In a line longer than 160, this may include calls that have left.
-        turns: At most 160 turns. Those for which nobody listens come first, then the others in the order of waking.
+        turns: At most 160 turns. First those for which nobody came, then the others in the order of waking.
         asked_by: Maps the token of a holder to the person who has asked it to stop.
         holders: The holders of the lock.
         queued: Task id of the queued call, or None.
