@@ -1,4 +1,4 @@
-"""One run at a time for Celery tasks, across all workers."""
+"""One run at a time for Celery tasks, across all workers. `docs/glossary.md` explains the words."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,4 @@
-"""Leases and the heartbeat. They import the stores of locks, and nothing of Celery."""
+"""Leases and the heartbeat. They import the stores of locks, and nothing of Celery.
+
+`docs/glossary.md` explains the words.
+"""

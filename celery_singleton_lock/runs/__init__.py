@@ -1,1 +1,1 @@
-"""A message becomes a run."""
+"""A message becomes a run. `docs/glossary.md` explains the words: mark, marker, place, turn, rank, copy, joiner."""
