@@ -186,7 +186,7 @@ class SingletonSchedulerMixin(Scheduler):
     def _last_run(self, entry: Any, slot: Slot, now: int) -> datetime:
         last = slot.sent
         own = _microseconds(entry.last_run_at)
-        # The entry's `last_run_at` counts only if it is a run. Before the first run it may be this scheduler's start.
+        # Before its first run, an entry may have this scheduler's start as `last_run_at`. So use that only after a run.
         if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
             last = max(last, own)
         if last > now and hasattr(entry.schedule, "run_every"):

@@ -39,7 +39,7 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 # Seconds after which a started run has probably asked for its lock.
 _ASKS_WITHIN = 1.0
-# In the pool `solo`: seconds after a redelivery in which no woken message starts. Meanwhile the worker can read
+# In the pool `solo`, woken messages are held back for these seconds after a redelivery. So the worker can first read
 # messages with earlier turns.
 _READS_FOR = 1.0
 # In the pool `solo`: seconds until a redelivered message starts without its turn.
@@ -73,7 +73,7 @@ class Waiting(InLine):
 
 
 class WaitingMessages(StartStopStep):
-    """The timer of our tasks' strategies. Celery calls `call_at` for each message with an ETA."""
+    """Stands in for Celery's timer where messages of our tasks are received: `call_at` gets each one with an ETA."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 

@@ -42,7 +42,7 @@ _SIGNAL: int = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else 0
 # `signal.getsignal` is slow, because it makes an enum.
 _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
-# Seconds that each try waits for event loops, and then sleeps.
+# For each try, in seconds: the longest wait for event loops, and the pause after it.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
 # In the first tries, nothing is raised while a loop does not answer, or while cancelled tasks may be cleaning up.
 # Otherwise the exception could interrupt the cleanup.
@@ -194,7 +194,7 @@ def _loops_that_run() -> Iterator[Loop]:
     kinds: list[type] = [Loop]
     for kind in kinds:
         kinds += set[type](kind.__subclasses__()) - set(kinds)
-    # `gc.get_objects` would refer to tuples under construction, and their threads would get a SystemError.
+    # Not `gc.get_objects`: it also returns tuples that other threads are building, which would get a SystemError.
     for each in gc.get_referrers(*kinds):
         if isinstance(each, Loop):
             with suppress(Exception):

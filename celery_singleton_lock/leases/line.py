@@ -212,7 +212,7 @@ class Line(Background):
         try:
             pause = self._act_on(one.store.look(one.claim), one, lock)
         except SingletonLockError:
-            # New messages lose no turn if they go to the pool. There, their runs report the error if it persists.
+            # Let all new messages go to the pool: they have no turns to lose. Their runs report the error if it lasts.
             for each in [each for lock in self._locks.values() for each in lock.all if each.is_new]:
                 self._wake(each)
         finally:
@@ -241,8 +241,8 @@ class Line(Background):
         if not one.has_turn(conflict):
             one.store.unmark(one.claim.key, one.claim.task_id, ends_cooldown=False)
         lock.found_free.pop(one, None)
-        # No place is free now, so let the next new message look and take a turn, too. `lock.first` would find that
-        # message, but may walk over all messages.
+        # The next new message may have found the same place free. It looks again, and takes a turn, too. Do not use
+        # `lock.first` here, which may walk over all messages.
         for each in islice(lock.found_free, 1):
             self.put(partial(self._look, each))
 

@@ -54,7 +54,8 @@ def _prepare(run: Run, policy: Policy) -> Phase | Ended | None:
     notes = run.notes
     options = run.options
     claim = run.claim
-    # Complete the claim only after `fate_of_joiner`: its request must take no turn, and make this run no successor.
+    # Complete the claim only after `fate_of_joiner`, which sends it to the store: there, a complete claim could take a
+    # turn, or make this run the successor.
     if notes.joins and (fate := fate_of_joiner(run)) is not None:
         return _carry_out(run, fate)
     policy.complete(claim, options, notes, is_later_attempt=run.is_later_attempt)
@@ -84,8 +85,8 @@ def _settle(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Phase 
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         return _carry_out(run, fate_of_copy(run, answer))
     if policy.waits_in is None and run.can_be_requeued:
-        # Wait if a skip or an error could lose work. If `is_early`, the call that goes before may never come. A holder
-        # whose call has ended does not do this call's work.
+        # Wait where a skip or an error could lose this call's work. With `is_early`, the call in the way has no lease
+        # yet, and may never come. With `call_ended`, the holder's call is over, so the holder does not do this work.
         is_early = run.is_later_attempt and answer.first.goes_before
         if is_early or any(each.call_ended for each in answer.holders):
             policy = POLICIES["reschedule"]
@@ -111,8 +112,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # A callback of the last step lacks the workflow's header, and may come before the mark ends. The queued call is the
-    # root of such a callback.
+    # A callback of the workflow's last step lacks that header, and may come while the workflow still counts as queued.
+    # It is known by its root, which is the queued call.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -120,8 +121,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A queued call must not refuse a copy. The first delivery may have ended the mark of this call, so that another
-    # call could be queued. With `rerun` and `replace` only a newer call refuses a run, so copies need no exception.
+    # A copy does not heed another queued call, which may have been queued because the first delivery has ended the mark
+    # of this call. With `rerun` and `replace` (`kind`), `heeds` has no effect.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -193,7 +194,7 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # If this is a retry that `body.py` has cancelled, its marks would otherwise keep out later calls.
+        # It may be a retry that was cancelled because its run was asked to stop. Its marks would keep out later calls.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.
@@ -225,7 +226,7 @@ def _report(run: Run, holder: Holder, outcome: signals.ConflictOutcome) -> None:
 def _unanswered(run: Run, error: StoreError) -> Phase | Ended:
     timeout = run.options.wait_timeout
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
-    # Never give up a newest call: older calls may have ended for it.
+    # Never give up a newest call: older calls may have ended because it does their work.
     left = inf if timeout is None or run.notes.newest else timeout - tried
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and left < _FIRST_DELAY:

@@ -111,7 +111,10 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 
 def _refuse_unfinished(run: Run, result: Any) -> None:
-    """Refuse an awaitable, an async generator, or a generator function's generator: it would work without the lock."""
+    """Refuse a result whose work would begin after the release.
+
+    This is an awaitable, an async generator, or what a generator function returns.
+    """
     if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
         return
     advice = "write a `def` that does the work before it returns, such as `return asyncio.run(work())`"

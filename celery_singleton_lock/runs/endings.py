@@ -116,8 +116,8 @@ TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    # An item of a map has no result of its own. A turn does not tell whether its call is an item. The result of an
-    # ended call may be deleted.
+    # An item of a map has no result of its own, and a waiting call may be such an item. The result of an ended call may
+    # be deleted.
     if holder.task_name in TASKS_OF_ITEMS or holder.state is HolderState.WAITING or holder.call_ended:
         return False
     keeps_result = holder.task_id is not None and holder.keeps_result

@@ -68,7 +68,7 @@ class Notes:
     refused_at: int = 0  # the first refusal, by the store's clock
     is_copy: bool = False
     joins: str = ""  # the task id of the joined run
-    joins_fence: int = 0  # the joined run's fence; a smaller number until that run begins
+    joins_fence: int = 0  # the joined run's fence; before it begins, the store's time, which is smaller
     joins_since: int = 0  # older results of the joined task id do not count
     free_since: int = 0  # when the joined run was first seen without a lock, by the store's clock
     newest: Newest = ""
@@ -94,7 +94,7 @@ class Notes:
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
         """The notes in *headers*. Notes about another call than *task_id* do not count, unless *task_id* is None.
 
-        An empty *task_id* means a new call: a body may have handed its own notes on to it, and these do not count.
+        Give an empty *task_id* for a new call: notes that a body has handed on to it do not count.
 
         Raises:
             ConfigurationError: The header has not our form.
@@ -189,7 +189,7 @@ class RequestState:
 
     # The task `celery.map` or `celery.starmap` that calls an item.
     map: Any = None
-    # If an eager call continues a run inside that run's body (`retry()`, `replace()`), and uses its lease: that run.
+    # The run that this eager call continues, after `retry()` or `replace()`. The call uses the lease of that run.
     origin: Origin | None = None
     # A pool may use one request object for several runs, one after the other.
     request_id: str | None = None
@@ -250,7 +250,7 @@ def origin_here() -> Origin | None:
 
 
 def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
-    """Within this context, a dead process's call is published with the key of its *notes*, without user code."""
+    """Within this context, a dead process's call is published again with the key in *notes*, without user code."""
     return _inside(of_a_dead_run, notes.of_the_call())
 
 

@@ -55,7 +55,7 @@ class Claim(Facts):
     may_be_copy: bool = False  # the store looks for another delivery of the message
     heeds_queued: bool = False  # leaves a free place to a queued call
     succeeds: Succession | None = None  # if refused, the call becomes the successor
-    supersedes_for: float = 0.0  # how long older calls may come; each must end, or it would run after this call
+    supersedes_for: float = 0.0  # how long older calls may still come, which this call supersedes
     newest: Newest = ""
     queued_for: float = 0.0  # how long the call stays queued if it is refused
     turn_for: float = 0.0  # how long the call has a turn if it is refused
@@ -134,7 +134,7 @@ class HolderState(StrEnum):
     QUEUED = "queued"
     NEXT = "next"
     WAITING = "waiting"
-    ENDED = "ended"  # a run that has just ended; or a newer call that has begun, and may still run
+    ENDED = "ended"  # its run has just ended; or it is newer than the caller, and has begun
     UNREADABLE = "unreadable"  # the key is another program's, or damaged
 
 

@@ -167,8 +167,8 @@ class Connections:
             commands = [each.replace(script.by_digest, script.sharded.by_digest, 1) for each in commands]
             script = script.sharded
         if replicas:
-            # WAIT looks only at the writes of its own connection. So a repeated acquire.lua or renew.lua writes again,
-            # otherwise WAIT would count replicas that lack the lease. With a timeout of 0, WAIT would wait for ever.
+            # WAIT covers only the writes of its own connection. A repeated request may come by another connection, so
+            # acquire.lua and renew.lua write again even if nothing changes. With a timeout of 0, WAIT would never end.
             wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(packed("WAIT", str(replicas), str(wait)))
         try:
