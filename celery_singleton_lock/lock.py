@@ -1,4 +1,4 @@
-"""The same lease for code that is no task: `with Lock("stock"): ...`."""
+"""`Lock`: the lease of tasks, for code that is no task."""
 
 import asyncio
 import contextlib
@@ -66,8 +66,8 @@ class Lock:
         limit: How many may hold the lock at once. Give all objects of one name the same limit, because each object asks
             with its own.
         reentrant: The thread, greenlet or asyncio task that holds the lock may acquire it again through this object,
-            and releases it as often. Do not combine it with an executor: asyncio tasks whose calls share a thread
-            would hold the lock together.
+            and releases it as often. Do not use it for calls in an executor: asyncio tasks whose calls run in one
+            thread would hold the lock together.
         timeout: Seconds that a `with` or `async with` block, or a decorated call, waits. 0 asks once, None waits
             without limit. `lock.timeout` may be set later.
 

@@ -1,6 +1,6 @@
-"""Publishes calls. In a queue mode, an equal call may keep a call from being sent.
+"""Publishes calls.
 
-That call is queued, has begun a cool-down, or runs (in `until_executed`).
+In a queue mode, a call is not sent if an equal call is queued, has begun a cool-down, or runs (in `until_executed`).
 """
 
 import os
@@ -54,8 +54,8 @@ def _known_of(
 ) -> tuple[message.Notes, str | None, Run | None]:
     """The call's notes so far; its key if known; and, if a body publishes its own retry, the run of that body.
 
-    A requeued call, or a retry with the same arguments, keeps its key. Otherwise serialised arguments, or a deploy,
-    could make another key.
+    A requeued call, or a retry with the same arguments, keeps its key: serialised arguments, or a new version of the
+    code, could make another key.
     """
     task_id = options.get("task_id")
     run = message.run_of(task.request) if options.get("retries") else None
@@ -89,7 +89,7 @@ def leaves_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
         task._leaves_its_key  # noqa: SLF001 (ours)
         and are_plain(args or ())
         and (not kwargs or are_plain(kwargs.values()))
-        # Only `replace` sets an origin, and it always passes options.
+        # Look for an origin only if there are options: only `replace` sets one, and it always passes options.
         and not (options and (options.get("headers") or options.get("retries") or message.origin.get()))
     )
 
@@ -105,7 +105,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: C
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except (TypeError, ValueError) as error:
-        # Do not raise other errors: with `typing=False` or a pydantic model, Celery may accept the call.
+        # Raise only errors of ours. Celery may accept such arguments, with `typing=False` or a pydantic model.
         if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
             raise
         key = ""

@@ -168,7 +168,7 @@ _threads: dict[tuple[int, Hashable], RenewalThread] = {}
 
 
 def watch(holding: "Holding") -> None:
-    """Keep a lease alive. Takes no lock, because a signal handler may raise anywhere in here."""
+    """Keep a lease alive. This takes no lock: a signal handler may raise at any line here, and leave it locked."""
     store = holding.store
     where = holding.pid, store.servers.part_of(holding.key) if store.servers.is_sharded else store
     thread = _threads.get(where)

@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import Context
+from itertools import chain, repeat
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -44,6 +45,8 @@ _handler_of: Callable[[int], Any] = sys.modules["_signal"].getsignal
 
 # For each try, in seconds: the longest wait for event loops, and the pause after it.
 _PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
+# The pause of all later tries. Each of them looks for event loops among all objects of the process.
+_LATER_PAUSE = 5.0
 # In the first tries, nothing is raised while a loop does not answer, or while cancelled tasks may be cleaning up.
 # Otherwise the exception could interrupt the cleanup.
 _CAREFUL_TRIES = 5
@@ -101,7 +104,7 @@ class Interrupt:
         background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
 
     def _insist(self, thread: int) -> None:
-        for number, pause in enumerate(_PAUSES):
+        for number, pause in enumerate(chain(_PAUSES, repeat(_LATER_PAUSE))):
             threads, are_silent = self._ask_loops(pause)
             with self._guard:
                 if self._thread is None or self._has_reached_its_thread:

@@ -112,8 +112,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     if not queued.is_queued_or_next:
         return False
     is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
-    # A callback of the workflow's last step lacks that header, and may come while the workflow still counts as queued.
-    # It is known by its root, which is the queued call.
+    # A callback of the workflow's last step has no header that names the workflow. It may come while the workflow still
+    # counts as queued, and is known by its root, which is the queued call.
     if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
@@ -121,8 +121,8 @@ def _passes_over(run: Run, queued: Holder) -> bool:
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Phase | Ended:
-    # A copy does not heed another queued call, which may have been queued because the first delivery has ended the mark
-    # of this call. With `rerun` and `replace` (`kind`), `heeds` has no effect.
+    # A copy must not end for another queued call: the first delivery may have ended this call's mark, so that the other
+    # call could be queued. With `rerun` and `replace` (`kind`), `heeds` has no effect.
     is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
     heeds = not (run.is_later_attempt or is_copy or policy.waits_in == "slot")
     if heeds or run.notes.marked:
@@ -194,7 +194,8 @@ def _carry_out(run: Run, fate: Ended | Refused) -> Ended:
         case "rescheduled" | "joined":
             _requeue(run, holder.refusal, fate.delay, **fate.notes)
     if outcome == "dropped" and run.way != "copy":
-        # It may be a retry that was cancelled because its run was asked to stop. Its marks would keep out later calls.
+        # The dropped call may be a retry that was cancelled because its run was asked to stop. End its marks, which
+        # would keep out later calls.
         run.unmark()
     run.was_passed_on = True
     # Not `Retry`, which would hide the state of the other delivery.

@@ -154,7 +154,8 @@ class Run(RequestState):
         Store nothing if the call *may_be_over*: another delivery may have stored the end.
         """
         mark_as_retry = message.stores_retry_once(self.task.backend.__class__)
-        # A task that stores only errors stores no success, so the RETRY of a requeue (`ASKING`) would stay for ever.
+        # With `ignore_result` and `store_errors_even_if_ignored`, no success is stored. So the RETRY of a requeue
+        # (`ASKING`) would stay for ever.
         keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
         if not may_be_over and (keeps_errors or not self._is_ignored):
             traceback = "".join(format_exception(why)) if why is not None and why is self.retry_error else None
@@ -205,7 +206,7 @@ class Run(RequestState):
 
     def __enter__(self) -> None:
         if self.way == "item":
-            # While the map is the current task, each task that a body calls directly counts as one of its items.
+            # While the map is the current task, each task that a body calls directly counts as an item of the map.
             _task_stack.push(self.task)
             self.task.request_stack.push(self.request)
 

@@ -20,6 +20,7 @@ from celery import Celery, states
 
 from celery_singleton_lock import Lease, LockLost, SingletonTask
 from celery_singleton_lock.definition.settings import store_of
+from celery_singleton_lock.leases import interrupt
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.integration.conftest import here, in_a_thread
 from tests.tracing import traced
@@ -223,6 +224,17 @@ def test_a_run_ends_as_lost_whatever_it_is_at(app: Celery, body: Callable[[Any],
     assert result.state == states.FAILURE
     with pytest.raises(LockLost, match="expired"):
         result.get()
+
+
+def test_a_body_that_no_early_try_has_reached_is_interrupted_later(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that starts threads may be, under load."""
+    monkeypatch.setattr(interrupt, "_PAUSES", ())
+    monkeypatch.setattr(interrupt, "_LATER_PAUSE", 0.1, raising=False)
+    task = task_of(app, computes)
+
+    assert in_a_thread(lambda: run(task)).state == states.FAILURE
 
 
 @pytest.mark.prove

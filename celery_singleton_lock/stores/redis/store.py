@@ -144,8 +144,7 @@ class Store:
     ) -> records.Release:
         """Give back the token's place or turn. With *place*, give back only that place.
 
-        The store keeps *ending* for other deliveries of the message, if one has come or is likely, or the lease was
-        lost.
+        The store keeps *ending* if another delivery of the message has come or is likely, or if the lease was lost.
         """
         command = encoding.packed_release(claim, place, ending)
         reply, _, tries = self.request(encoding.RELEASE, claim.key, command, bound)
@@ -212,8 +211,8 @@ class Store:
         """End the marks and the turn of a call.
 
         With *call_ended*, the next call may be published while the run still holds the key. With *heeds*, another
-        queued call is a conflict. For a *claim* with `succeeds`, only a newer call is a conflict, whatever *heeds* is.
-        After a conflict nothing has ended.
+        queued call is a conflict. For a *claim* of `rerun` or `replace`, only a newer call is a conflict. After a
+        conflict nothing has ended.
         """
         options = {"ends_cooldown": ends_cooldown, "call_ended": call_ended, "heeds": heeds}
         words = " ".join(word for word, is_set in options.items() if is_set)
